@@ -1,0 +1,268 @@
+"""A frozen open_clip model: its towers, its preprocessing and its text inputs.
+
+The forward passes are written over open_clip's own weights and equal open_clip's forward to
+1e-5 (tested), with three differences that only save work: fused attention, text cut after the
+longest end-of-text position, and a last block that is computed for the pooled token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from open_clip.model import CLIP
+from open_clip.tokenizer import SimpleTokenizer
+from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
+from torch import Tensor
+
+from blend_core.config import BackboneConfig
+from blend_core.data.transforms import Preprocess
+from blend_core.errors import ConfigError
+from blend_core.weights import build_model, load_weights, preprocess_settings
+
+# What an adapter adds to a block's output: f(block input, LN1 of it), both [B, T, d].
+BlockAdapter = Callable[[Tensor, Tensor], Tensor]
+Adapters = Sequence[BlockAdapter | None] | None
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The class prompts that compete in one decision.
+
+    Attributes:
+        names: the class names, C of them.
+        tokens: token ids, int64 [C, L]; L is the longest end-of-text position plus one.
+        end: position of each prompt's end-of-text token, int64 [C].
+    """
+
+    names: tuple[str, ...]
+    tokens: Tensor
+    end: Tensor
+
+
+class Backbone:
+    """A frozen CLIP. Not a module on purpose: its weights belong to no method's state.
+
+    Attributes:
+        name: the open_clip model name.
+        model: the open_clip model, in eval mode, without gradients.
+        preprocess: image size, mean, std and interpolation that the weights expect.
+    """
+
+    def __init__(self, name: str, model: CLIP, preprocess: Preprocess) -> None:
+        self.name = name
+        self.model = model
+        self.preprocess = preprocess
+        self.context_length = int(model.context_length)
+        self._tokenizer = SimpleTokenizer(context_length=self.context_length)
+        _refuse_unknown_text_tower(name, model)
+
+    @classmethod
+    def load(cls, config: BackboneConfig, device: str | torch.device = "cpu") -> Backbone:
+        """Load weights onto a device. Raises `ConfigError` with one line that says how to mend."""
+        model = build_model(config)
+        load_weights(model, config)
+        model.to(device)
+        return cls(config.name, model, Preprocess(**preprocess_settings(config, model)))
+
+    @classmethod
+    def describe(cls, config: BackboneConfig) -> Backbone:
+        """The model without weights (meta device): enough for names and shapes of a method."""
+        model = build_model(config)
+        return cls(config.name, model, Preprocess(**preprocess_settings(config, model)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.model.logit_scale.device
+        return device
+
+    @property
+    def vision_width(self) -> int:
+        """Width d_v of the vision tower."""
+        return int(self.model.visual.transformer.width)
+
+    @property
+    def vision_layers(self) -> int:
+        """Number of blocks of the vision tower."""
+        return len(self.model.visual.transformer.resblocks)
+
+    @property
+    def text_width(self) -> int:
+        """Width d_t of the text tower."""
+        return int(self.model.transformer.width)
+
+    @property
+    def text_layers(self) -> int:
+        """Number of blocks of the text tower."""
+        return len(self.model.transformer.resblocks)
+
+    @property
+    def temperature(self) -> Tensor:
+        """exp(logit_scale), a scalar: 100 for the OpenAI weights."""
+        return self.model.logit_scale.exp().reshape(())
+
+    def require_transformers(self) -> None:
+        """Raise `ConfigError` unless both towers can take adapters in their blocks."""
+        visual = self.model.visual
+        plain = isinstance(visual, VisionTransformer) and (
+            visual.attn_pool is None and visual.pool_type == "tok"
+        )
+        if plain:
+            blocks = [*visual.transformer.resblocks, *self.model.transformer.resblocks]
+            plain = all(type(block) is ResidualAttentionBlock for block in blocks)
+        if not plain:
+            raise ConfigError(
+                f"backbone.name = {self.name!r}: its image tower is not a class-token vision "
+                "transformer, so it has no blocks for adapters; choose a ViT model, "
+                "e.g. ViT-B-16-quickgelu"
+            )
+
+    def tokenize(self, names: Sequence[str], template: str) -> Classes:
+        """Build the prompts of a class list and cut them to the longest one.
+
+        Exact because the text tower is causal: no token sees what comes after it.
+
+        Args:
+            names: class names, at least one; underscores are read as spaces.
+            template: prompt with one {} for the name.
+
+        Raises:
+            ConfigError: a prompt does not fit the text context; names the class.
+        """
+        prompts = [template.replace("{}", name.replace("_", " ")) for name in names]
+        for name, prompt in zip(names, prompts, strict=True):
+            length = len(self._tokenizer.encode(prompt)) + 2
+            if length > self.context_length:
+                raise ConfigError(
+                    f"class name too long: {name!r} makes a prompt of {length} tokens, "
+                    f"{self.name} takes {self.context_length}; shorten the name or the template"
+                )
+        tokens = self._tokenizer(prompts)
+        end = tokens.argmax(dim=-1)
+        tokens = tokens[:, : int(end.max()) + 1]
+        return Classes(tuple(names), tokens.to(self.device), end.to(self.device))
+
+    def encode_image(self, images: Tensor, adapters: Adapters = None) -> Tensor:
+        """Class token after the last block, before the final norm.
+
+        Args:
+            images: normalised images [B, 3, S, S].
+            adapters: one per block (or None), added to the block's output.
+
+        Returns:
+            zeta [B, d_v] (METHODS 10.2).
+        """
+        visual = self.model.visual
+        x = visual.conv1(images).flatten(2).transpose(1, 2)
+        first = visual.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1)
+        x = torch.cat([first, x], dim=1) + visual.positional_embedding.to(x.dtype)
+        x = visual.ln_pre(x)
+        pooled = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+        return _tower(visual.transformer.resblocks, x, adapters, pooled, causal=False)
+
+    def project_image(self, zeta: Tensor, norm: bool = True) -> Tensor:
+        """Map class tokens [B, d_v] into the joint space [B, d_e], by default after LN_post."""
+        visual = self.model.visual
+        projected: Tensor = (visual.ln_post(zeta) if norm else zeta) @ visual.proj
+        return projected
+
+    def image_features(self, images: Tensor) -> Tensor:
+        """Frozen image features [B, d_e] of normalised images; any image tower will do."""
+        if isinstance(self.model.visual, VisionTransformer):
+            try:
+                self.require_transformers()
+            except ConfigError:
+                pass
+            else:
+                return self.project_image(self.encode_image(images))
+        features: Tensor = self.model.visual(images)
+        return features
+
+    def encode_text(self, classes: Classes, adapters: Adapters = None) -> Tensor:
+        """Text features [C, d_e] of the class prompts, not normalised."""
+        model = self.model
+        x = model.token_embedding(classes.tokens)
+        x = x + model.positional_embedding[: x.shape[1]].to(x.dtype)
+        x = _tower(model.transformer.resblocks, x, adapters, classes.end, causal=True)
+        features: Tensor = model.ln_final(x) @ model.text_projection
+        return features
+
+
+def _refuse_unknown_text_tower(name: str, model: Any) -> None:
+    known = (
+        isinstance(model, CLIP)
+        and model.text_pool_type == "argmax"
+        and model.attn_mask is not None
+        and isinstance(model.text_projection, torch.nn.Parameter)
+        and model.vocab_size == 49408
+    )
+    if not known:
+        raise ConfigError(
+            f"backbone.name = {name!r}: its text tower is not CLIP's causal transformer with the "
+            "CLIP vocabulary; choose a model such as ViT-B-16-quickgelu"
+        )
+
+
+def _tower(
+    blocks: Sequence[ResidualAttentionBlock],
+    x: Tensor,
+    adapters: Adapters,
+    pooled: Tensor,
+    causal: bool,
+) -> Tensor:
+    """Run the blocks on x [B, T, d] and return the token at `pooled` [B] of the last: [B, d]."""
+    modules = [None] * len(blocks) if adapters is None else list(adapters)
+    for block, adapter in zip(blocks[:-1], modules[:-1], strict=True):
+        x = _block(block, x, adapter, None, causal)
+    return _block(blocks[-1], x, modules[-1], pooled, causal).squeeze(1)
+
+
+def _block(
+    block: ResidualAttentionBlock,
+    x: Tensor,
+    adapter: BlockAdapter | None,
+    rows: Tensor | None,
+    causal: bool,
+) -> Tensor:
+    """One pre-norm block, Block(x) + adapter(x, LN1(x)) (METHODS 0.1 and eq. 2).
+
+    With `rows` [B], only that token of each sequence is computed: [B, 1, d].
+    """
+    attention = block.attn
+    normed = block.ln_1(x)
+    query_input = normed
+    mask = None
+    if rows is not None:
+        index = torch.arange(x.shape[0], device=x.device)
+        x, query_input = x[index, rows].unsqueeze(1), normed[index, rows].unsqueeze(1)
+        if causal:
+            positions = torch.arange(normed.shape[1], device=x.device)
+            mask = (positions <= rows.unsqueeze(1))[:, None, None, :]
+    d = normed.shape[-1]
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    if rows is None:
+        query, key, value = F.linear(normed, weight, bias).chunk(3, dim=-1)
+    else:
+        query = F.linear(query_input, weight[:d], bias[:d])
+        key, value = F.linear(normed, weight[d:], bias[d:]).chunk(2, dim=-1)
+    heads = attention.num_heads
+    mixed = F.scaled_dot_product_attention(
+        _split(query, heads),
+        _split(key, heads),
+        _split(value, heads),
+        attn_mask=mask,
+        is_causal=causal and rows is None,
+    )
+    mixed = mixed.transpose(1, 2).flatten(2)
+    hidden = x + block.ls_1(attention.out_proj(mixed))
+    out: Tensor = hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
+    return out if adapter is None else out + adapter(x, query_input)
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """[B, T, d] -> [B, heads, T, d / heads]."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)

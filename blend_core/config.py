@@ -1,0 +1,367 @@
+"""The typed experiment: every choice of a run, with help, unit and range.
+
+One schema serves YAML files, `--set a.b=value`, Flower's run-config and the results. Precedence
+is defaults < file < `--set`. An unknown key, a wrong type or a value out of range is one line
+that names the key, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+
+from blend_core.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A group of settings: immutable, no unknown keys, no silent casts such as "3" to 3."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class MethodConfig(Section):
+    """What every method has. A method's own fields are declared beside its equations."""
+
+    name: str = Field(description="name of the method, e.g. blend or zero-shot")
+
+
+class BackboneConfig(Section):
+    """Which frozen CLIP."""
+
+    name: str = Field(
+        "blend-tiny",
+        description="open_clip model name, or a path to an open_clip model description (.json)",
+    )
+    weights: str = Field(
+        "builtin",
+        description="builtin (blend-tiny only), an open_clip tag such as openai, or a local file "
+        "(.safetensors, state-dict .pt, OpenAI TorchScript .pt)",
+    )
+    quick_gelu: bool | None = Field(
+        None,
+        description="force QuickGELU on or off; unset: as the model's description says, and "
+        "OpenAI weights without it are refused",
+    )
+
+
+class DataConfig(Section):
+    """Which images, which classes, and how they are dealt to clients."""
+
+    kind: Literal["shapes", "folders"] = Field(
+        "shapes", description="shapes: the built-in benchmark; folders: one folder per client"
+    )
+    root: str | None = Field(
+        None, description="folders only: the folder that holds one folder per client"
+    )
+    template: str = Field(
+        "a photo of a {}.", description="prompt; {} is the class name, exactly once"
+    )
+    label_space: Literal["node", "federation"] = Field(
+        "node",
+        description="folders only: node keeps every site's class names at the site; federation "
+        "uses data.classes everywhere",
+    )
+    classes: list[str] = Field(
+        default_factory=list, description="folders with label_space federation: the class names"
+    )
+    shots: int = Field(
+        16, ge=1, le=1000, description="shapes only: training images per base class, federation"
+    )
+    test_per_class: int = Field(
+        10, ge=1, le=1000, description="shapes only: test images per class and client"
+    )
+    split: Literal["benchmark", "development"] = Field(
+        "benchmark",
+        description="shapes only: benchmark, or the development classes, on which "
+        "hyper-parameters may be chosen",
+    )
+    style_spread: float = Field(
+        0.5,
+        ge=0.0,
+        le=1.0,
+        description="shapes only: how far clients' styles lie apart (0: all alike)",
+    )
+    alpha: float = Field(
+        0.01, gt=0.0, le=1000.0, description="shapes only: Dirichlet concentration (PROTOCOL 3a)"
+    )
+    boost: float = Field(
+        1.0, ge=0.0, le=1000.0, description="shapes only: added for a class's preferred client"
+    )
+    fewshot_seed: int | None = Field(
+        None, ge=0, description="which images are drawn; unset: the run's seed"
+    )
+    partition_seed: int | None = Field(
+        None, ge=0, description="who gets which image; unset: the run's seed"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if self.template.count("{}") != 1:
+            raise ValueError(f"template {self.template!r} must contain {{}} exactly once")
+        if self.kind == "folders" and self.label_space == "federation" and not self.classes:
+            raise ValueError("label_space federation needs data.classes, the list of class names")
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("classes must not repeat a name")
+        return self
+
+
+class TrainConfig(Section):
+    """One local update."""
+
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="fresh in every local update")
+    lr: float = Field(0.0015, gt=0.0, le=10.0, description="learning rate, constant")
+    weight_decay: float = Field(5e-4, ge=0.0, le=1.0, description="weight decay")
+    momentum: float = Field(0.9, ge=0.0, lt=1.0, description="sgd only")
+    batch_size: int = Field(16, ge=1, le=65536, description="images per step; last batch is kept")
+    local_epochs: int = Field(1, ge=1, le=1000, description="passes over the client's images")
+    crop_scale: float = Field(
+        0.08,
+        gt=0.0,
+        le=1.0,
+        description="random resized crop: smallest share of the image's area (1: no crop)",
+    )
+    flip: float = Field(0.5, ge=0.0, le=1.0, description="probability of a horizontal flip")
+    threads: int = Field(
+        1, ge=1, le=256, description="torch threads of one client; changes the order of sums"
+    )
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$", description="cpu, cuda, cuda:N or auto"
+    )
+
+
+class EvaluationConfig(Section):
+    """When and how clients are evaluated."""
+
+    every: int = Field(1, ge=0, description="rounds between evaluations; 0: only at the end")
+    batch_size: int = Field(100, ge=1, le=65536, description="test images per forward pass")
+
+
+class ServerConfig(Section):
+    """How the server samples and waits."""
+
+    fraction: float = Field(1.0, gt=0.0, le=1.0, description="share of clients in a round")
+    min_replies: int = Field(1, ge=1, description="accepted replies a round needs")
+    formation_timeout: float = Field(
+        300.0, gt=0.0, le=604800.0, description="seconds to wait for all clients to join"
+    )
+    round_timeout: float = Field(
+        3600.0, gt=0.0, le=604800.0, description="seconds to wait for the replies of a round"
+    )
+    max_images: int = Field(
+        10_000_000, ge=1, description="largest number of training images believed of a client"
+    )
+    keep_checkpoints: int = Field(3, ge=1, description="newest round checkpoints to keep")
+
+
+class Experiment(Section):
+    """One run, whole: the same experiment and seed give the same bytes in every engine."""
+
+    seed: int = Field(0, ge=0, lt=2**53, description="seed of the run; 0 is a seed")
+    rounds: int = Field(20, ge=1, le=100_000, description="rounds of training")
+    clients: int = Field(10, ge=1, le=100_000, description="clients that must join")
+    method: SerializeAsAny[MethodConfig] = Field(
+        default_factory=lambda: _default_method(), description="the method and its fields"
+    )
+    backbone: BackboneConfig = Field(default_factory=lambda: BackboneConfig())
+    data: DataConfig = Field(default_factory=lambda: DataConfig())
+    train: TrainConfig = Field(default_factory=lambda: TrainConfig())
+    evaluation: EvaluationConfig = Field(default_factory=lambda: EvaluationConfig())
+    server: ServerConfig = Field(default_factory=lambda: ServerConfig())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed_method(cls, data: Any) -> Any:
+        """Replace the plain `method` mapping by the configuration class of that method."""
+        if not isinstance(data, Mapping) or "method" not in data:
+            return data
+        method = data["method"]
+        if isinstance(method, MethodConfig):
+            return data
+        if not isinstance(method, Mapping):
+            raise ValueError("method must be a mapping with a name")
+        from blend_core.methods import config_class
+
+        named = {"name": "blend", **method}
+        try:
+            return {**data, "method": config_class(named["name"])(**named)}
+        except ValidationError as error:
+            raise ConfigError(_one_line(error, "method.")) from None
+
+    @model_validator(mode="after")
+    def _check(self) -> Experiment:
+        if self.server.min_replies > self.clients:
+            raise ValueError(
+                f"server.min_replies ({self.server.min_replies}) exceeds clients ({self.clients})"
+            )
+        return self
+
+    @property
+    def fewshot_seed(self) -> int:
+        """Seed of the few-shot draw."""
+        return self.seed if self.data.fewshot_seed is None else self.data.fewshot_seed
+
+    @property
+    def partition_seed(self) -> int:
+        """Seed of the partition."""
+        return self.seed if self.data.partition_seed is None else self.data.partition_seed
+
+    def to_json(self) -> dict[str, Any]:
+        """The resolved experiment as plain JSON data."""
+        return self.model_dump(mode="json")
+
+
+def _default_method() -> MethodConfig:
+    from blend_core.methods import config_class
+
+    return config_class("blend")(name="blend")
+
+
+def parse_experiment(data: Mapping[str, Any]) -> Experiment:
+    """Validate plain data. Raises `ConfigError` with one line that names the key."""
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def run_config(experiment: Experiment) -> dict[str, str | int | float | bool]:
+    """The experiment as Flower's flat run-config: dotted keys, "" for what is not set.
+
+    Lists are carried as JSON text, because Flower knows only numbers, booleans and text.
+    """
+    flat: dict[str, str | int | float | bool] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, inner)
+        elif isinstance(value, list):
+            flat[prefix] = json.dumps(value)
+        else:
+            flat[prefix] = "" if value is None else value
+
+    walk("", experiment.to_json())
+    return flat
+
+
+# Keys of the run-config that are not settings of the experiment.
+CARRIER_KEYS = ("experiment", "out", "federation", "engine", "started")
+
+
+def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:
+    """The experiment that Flower's run-config carries.
+
+    The `blend` command sends it whole, as JSON under `experiment`. `flwr run .` gives single
+    keys, of which an empty text means "not set: the default".
+
+    Raises:
+        ConfigError: one line that names the key.
+    """
+    whole = settings.get("experiment")
+    if whole:
+        return parse_experiment(json.loads(str(whole)))
+    data: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in CARRIER_KEYS or value == "":
+            continue
+        if isinstance(value, str) and value.startswith("["):
+            value = _yaml_value(value, key)
+        _assign(data, key, value)
+    return parse_experiment(data)
+
+
+def preset_names() -> list[str]:
+    """Names of the experiments that come with the package."""
+    folder = resources.files("blend_core") / "configs"
+    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def load_experiment(source: str | None, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment from a preset name or a YAML file and apply `key=value` overrides.
+
+    Args:
+        source: name of a preset (`preset_names`), path of a YAML file, or None for quickstart.
+        overrides: e.g. ["rounds=3", "method.gamma=0.3"]; values are YAML.
+
+    Raises:
+        ConfigError: no such file, not YAML, unknown key, wrong type or value.
+    """
+    data = _read_yaml(source or "quickstart")
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
+        _assign(data, key.strip(), _yaml_value(value, f"--set {text}"))
+    return parse_experiment(data)
+
+
+def _read_yaml(source: str) -> dict[str, Any]:
+    preset = resources.files("blend_core") / "configs" / f"{source}.yaml"
+    if source in preset_names():
+        text = preset.read_text(encoding="utf-8")
+    else:
+        path = Path(source)
+        if not path.is_file():
+            names = ", ".join(preset_names())
+            raise ConfigError(f"{source}: no such file, and not a preset ({names})")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: cannot be read: {error}") from None
+    data = _yaml_value(text, source)
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: expected a mapping of settings at the top level")
+    return data
+
+
+def _yaml_value(text: str, where: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+    return _numbers(value)
+
+
+def _numbers(value: Any) -> Any:
+    """Read 1e-3 as a number: YAML 1.1 takes a float without a dot for text."""
+    if isinstance(value, dict):
+        return {k: _numbers(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_numbers(v) for v in value]
+    if isinstance(value, str) and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _assign(data: dict[str, Any], key: str, value: Any) -> None:
+    *groups, last = key.split(".")
+    for group in groups:
+        data = data.setdefault(group, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"{key}: {group} is a value, not a group of settings")
+    data[last] = value
+
+
+def _one_line(error: ValidationError, prefix: str = "") -> str:
+    parts = []
+    for item in error.errors(include_url=False):
+        key = prefix + ".".join(str(part) for part in item["loc"]) or "experiment"
+        if item["type"] == "extra_forbidden":
+            parts.append(f"{key}: unknown key")
+            continue
+        text = item["msg"].removeprefix("Value error, ")
+        shown = item.get("input")
+        value = "" if isinstance(shown, (dict, BaseModel)) else f" = {json.dumps(shown, default=str)}"
+        parts.append(f"{key}{value}: {text[:1].lower()}{text[1:]}")
+    return "; ".join(parts)

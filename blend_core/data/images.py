@@ -1,0 +1,123 @@
+"""Decode one photo to RGB, and say clearly when a file cannot be used."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from blend_core.errors import SiteError
+
+__all__ = ["MAX_ASPECT", "MAX_PIXELS", "SUFFIXES", "decode_image", "is_image_name"]
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
+"""File name endings that count as images, in lower case."""
+
+MAX_PIXELS = 89_478_485
+"""Largest width times height that is decoded (a quarter of a gigabyte as RGB)."""
+
+MAX_ASPECT = 100
+"""Largest ratio of the sides: beyond it, resizing the shorter side would fill the memory."""
+
+# Only the decoders of those endings, so that no other format hides behind one of them.
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
+_ORIENTATION = 0x0112  # the EXIF tag
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file name ends like an image, in any case."""
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def decode_image(path: Path) -> Tensor:
+    """Read a photo: its first frame, upright (EXIF), as RGB.
+
+    Transparent parts become white. 16-bit grey is scaled to 8 bits over its full range, never
+    stretched to its own extremes, so that images stay comparable.
+
+    Args:
+        path: a regular file with one of `SUFFIXES`.
+
+    Returns:
+        uint8, shape [3, H, W].
+
+    Raises:
+        SiteError: the file is missing, of another kind, damaged, cut short, too large or too
+            narrow; the message names it.
+    """
+    if not is_image_name(path.name):
+        raise SiteError(f"{path}: not one of {', '.join(sorted(SUFFIXES))}")
+    if not os.path.isfile(path):
+        raise SiteError(f"{path}: no such file")
+    try:
+        # The size is known before the pixels are decoded, and checked in `_pixels` instead.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path, formats=_FORMATS) as image:
+                pixels = _pixels(image)
+    except Image.DecompressionBombError:
+        raise SiteError(f"{path}: {_too_large()}") from None
+    except _UnusableError as error:
+        raise SiteError(f"{path}: {error}") from None
+    except UnidentifiedImageError:
+        raise SiteError(
+            f"{path}: not a {', '.join(_FORMATS)} image; replace or remove it"
+        ) from None
+    except Exception as error:  # Decoders raise all sorts of things on damaged files.
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise SiteError(f"{path}: not readable ({reason}); replace or remove it") from None
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+class _UnusableError(Exception):
+    """The image is whole, but not one that we take."""
+
+
+def _too_large() -> str:
+    return f"more than {MAX_PIXELS:,} pixels; shrink or remove it"
+
+
+def _pixels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Upright RGB, uint8, shape [H, W, 3]."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise _UnusableError(_too_large())
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise _UnusableError(f"{width} x {height} pixels is too narrow; crop or remove it")
+    image.load()
+    # After loading: a PNG may carry its EXIF behind the pixels, and Pillow turns a TIFF itself.
+    orientation = image.getexif().get(_ORIENTATION)
+    rgb = _to_rgb(image)
+    if orientation in _TRANSPOSE:
+        rgb = rgb.transpose(_TRANSPOSE[orientation])
+    return np.array(rgb)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        # "I" holds 16-bit grey too, in files of some writers.
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise _UnusableError("32-bit grey; save it with 8 or 16 bits")
+        return Image.fromarray((values / 257 + 0.5).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise _UnusableError("floating-point pixels; save it with 8 or 16 bits")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,217 @@
+"""From a decoded photo to what a vision tower reads: test preparation, training crops, scaling.
+
+Everything up to `normalise` stays in uint8, a quarter of the memory and of the copy to a device.
+The test preparation is open_clip's evaluation transform. Crops follow torchvision's
+`RandomResizedCrop`, but draw from the caller's generator only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["Preprocess", "augment", "limit_size", "normalise", "prepare_test"]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What a backbone expects of its images.
+
+    Attributes:
+        size: height and width S of the input, pixels, 1 or more.
+        mean: of red, green and blue, for values in 0..1.
+        std: of red, green and blue, for values in 0..1; above 0.
+        interpolation: "bicubic" or "bilinear"; both with antialiasing.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be 1 or more, not {self.size}")
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
+            raise ValueError(
+                f"mean and std need three values, std above 0: {self.mean}, {self.std}"
+            )
+        if self.interpolation not in ("bicubic", "bilinear"):
+            raise ValueError(
+                f"interpolation must be bicubic or bilinear, not {self.interpolation!r}"
+            )
+
+
+def prepare_test(image: Tensor, pre: Preprocess) -> Tensor:
+    """Resize the shorter side to S (the longer is rounded down) and cut out the centre.
+
+    Args:
+        image: uint8, shape [3, H, W].
+        pre: the backbone's preprocessing.
+
+    Returns:
+        uint8, shape [3, S, S].
+
+    Raises:
+        ValueError: `image` has another type or shape.
+    """
+    size = pre.size
+    image = _scaled(image, size, pre)
+    # Python's round, half to even, is what torchvision's centre crop uses.
+    top, left = (round((side - size) / 2) for side in image.shape[1:])
+    return image[:, top : top + size, left : left + size].contiguous()
+
+
+def limit_size(image: Tensor, pre: Preprocess) -> Tensor:
+    """Shrink a training image whose shorter side is above 2 S to 2 S; others stay as they are.
+
+    All training images of a site stay in memory, and a 12-megapixel photo is 36 MB. At 2 S the
+    crops that cover a quarter of the image or more still have every pixel that the tower sees.
+
+    Args:
+        image: uint8, shape [3, H, W].
+        pre: the backbone's preprocessing.
+
+    Returns:
+        uint8, shape [3, h, w], same proportions to within a pixel.
+
+    Raises:
+        ValueError: `image` has another type or shape.
+    """
+    _check(image)
+    limit = 2 * pre.size
+    return _scaled(image, limit, pre) if min(image.shape[1:]) > limit else image
+
+
+def normalise(batch: Tensor, pre: Preprocess, device: torch.device | str) -> Tensor:
+    """Scale to 0..1, subtract the mean, divide by the standard deviation, channel by channel.
+
+    Args:
+        batch: uint8, shape [B, 3, S, S].
+        pre: the backbone's preprocessing.
+        device: where the result lives; the copy is made in uint8.
+
+    Returns:
+        float32, shape [B, 3, S, S].
+    """
+    mean = torch.tensor(pre.mean, dtype=torch.float32, device=device).view(3, 1, 1)
+    std = torch.tensor(pre.std, dtype=torch.float32, device=device).view(3, 1, 1)
+    return batch.to(device).to(torch.float32).div_(255).sub_(mean).div_(std)
+
+
+def augment(
+    images: Sequence[Tensor],
+    pre: Preprocess,
+    crop_scale: float,
+    flip: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Random resized crop and horizontal flip, the training transform of the papers' code.
+
+    A crop covers a share of the image's area that is uniform in (crop_scale, 1), with an aspect
+    ratio log-uniform in (3/4, 4/3). If ten tries give none that fits, it is the largest centred
+    crop of an aspect ratio in that range. With `crop_scale` 1 there is no crop but the test
+    preparation.
+
+    Every image consumes 23 uniform draws, needed or not, and all are drawn before a pixel is
+    touched: image i's draws depend on the generator and on i, never on other images.
+
+    Args:
+        images: B tensors, uint8, shape [3, H, W], sizes may differ.
+        pre: the backbone's preprocessing.
+        crop_scale: smallest share of the area, above 0, up to 1.
+        flip: probability of a horizontal flip, 0..1.
+        generator: a CPU generator, the only source of chance.
+
+    Returns:
+        uint8, shape [B, 3, S, S].
+
+    Raises:
+        ValueError: an image has another type or shape, or a number is out of range.
+    """
+    if not 0 < crop_scale <= 1 or not 0 <= flip <= 1:
+        raise ValueError(f"crop_scale {crop_scale} or flip {flip} is out of range")
+    draws = torch.rand(len(images), _DRAWS, dtype=torch.float64, generator=generator).tolist()
+    result = torch.empty(len(images), 3, pre.size, pre.size, dtype=torch.uint8)
+    for out, image, (coin, *own) in zip(result, images, draws, strict=True):
+        if crop_scale == 1:
+            picture = prepare_test(image, pre)
+        else:
+            _check(image)
+            top, left, height, width = _crop_box(image.shape[1], image.shape[2], crop_scale, own)
+            crop = image[:, top : top + height, left : left + width]
+            picture = _resize_crop(crop, pre)
+        out.copy_(picture.flip(2) if coin < flip else picture)
+    return result
+
+
+_TRIES = 10
+_DRAWS = 1 + 2 + 2 * _TRIES  # flip; place down and right; area and aspect of every try
+_ASPECT = (3 / 4, 4 / 3)
+
+
+def _crop_box(
+    height: int, width: int, scale: float, draws: Sequence[float]
+) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a crop from 22 uniform draws in [0, 1)."""
+    down, right, *tries = draws
+    low, high = math.log(_ASPECT[0]), math.log(_ASPECT[1])
+    for share, shape in zip(tries[::2], tries[1::2], strict=True):
+        area = height * width * (scale + (1 - scale) * share)
+        aspect = math.exp(low + (high - low) * shape)
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
+    w = min(width, round(height * _ASPECT[1]))
+    h = min(height, round(width / _ASPECT[0]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def _check(image: Tensor) -> None:
+    if image.dtype != torch.uint8 or image.dim() != 3 or image.shape[0] != 3:
+        raise ValueError(f"expected uint8 [3, H, W], not {image.dtype} {list(image.shape)}")
+
+
+def _scaled(image: Tensor, shorter: int, pre: Preprocess) -> Tensor:
+    """Resize so that the shorter side is `shorter`; the longer is rounded down, as open_clip's."""
+    _check(image)
+    height, width = image.shape[1:]
+    if height <= width:
+        return _resize(image, shorter, int(shorter * width / height), pre)
+    return _resize(image, int(shorter * height / width), shorter, pre)
+
+
+def _resize(image: Tensor, height: int, width: int, pre: Preprocess) -> Tensor:
+    """Resize uint8 [3, h, w] with antialiasing; the very same tensor if the size is right.
+
+    With Pillow, as open_clip: torch's own resizing is up to 2 grey levels off.
+    """
+    if image.shape[1:] == (height, width):
+        return image
+    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+    resized = np.array(picture.resize((width, height), filters[pre.interpolation]))
+    return torch.from_numpy(resized).permute(2, 0, 1).contiguous()
+
+
+def _resize_crop(crop: Tensor, pre: Preprocess) -> Tensor:
+    """Resize uint8 [3, h, w] to [3, S, S] with antialiasing.
+
+    Crops are made anew for every batch, where torch's resizing saves three quarters of Pillow's
+    time. In uint8, for in float32 an overshoot between the two passes is not clipped, which is
+    up to 17 grey levels off on noise.
+    """
+    size = (pre.size, pre.size)
+    return functional.interpolate(
+        crop[None].contiguous(), size, mode=pre.interpolation, antialias=True
+    )[0]

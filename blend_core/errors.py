@@ -1,0 +1,42 @@
+"""Errors that end in one clear line and an exit code.
+
+Every error a user can cause or meet is a `BlendError`. Its text says what is wrong, where, and
+what to do; `exit_code` is what the `blend` command ends with.
+"""
+
+from __future__ import annotations
+
+
+class BlendError(Exception):
+    """Base of all errors with a message for people. `exit_code` 1: the run failed."""
+
+    exit_code = 1
+
+
+class RunError(BlendError):
+    """The run cannot go on: which client, which round, why. Exit code 1."""
+
+
+class ConfigError(BlendError):
+    """Wrong usage or configuration: names the key, the value and what is allowed. Exit code 2."""
+
+    exit_code = 2
+
+
+class SiteError(BlendError):
+    """A site's data or private state is unusable: names the path and the fix. Exit code 3."""
+
+    exit_code = 3
+
+
+class FormationError(BlendError):
+    """The federation could not be formed in time: names who is missing. Exit code 4."""
+
+    exit_code = 4
+
+
+def error_from_code(message: str, exit_code: int) -> BlendError:
+    """Rebuild the error that a site reported, so that its exit code survives the wire."""
+    kinds = (RunError, ConfigError, SiteError, FormationError)
+    kind = next((k for k in kinds if k.exit_code == exit_code), RunError)
+    return kind(message)

@@ -1,0 +1,193 @@
+"""What server and sites say to each other: requests, replies, and their bytes.
+
+A message is a JSON header (small facts and the layout of the tensors) plus one flat float32
+vector with all shared tensors in sorted name order. One vector instead of one object per tensor
+because Flower moves every array as its own object over several hops, and because norms, means
+and noise act on the vector as a whole. This module imports neither torch nor Flower: the thin
+ClientApp loads it in every message's process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from blend_core.errors import BlendError, RunError, error_from_code
+
+FloatArray = npt.NDArray[np.float32]
+Tensors = dict[str, FloatArray]
+Kind = Literal["join", "train", "evaluate"]
+
+# numpy's own file header in front of the vector, as Flower ships it (np.save, format 1.0).
+ARRAY_HEADER_BYTES = 128
+
+
+class MalformedMessage(BlendError):
+    """A message whose header and vector do not belong together."""
+
+
+@dataclass
+class Request:
+    """What the server asks of one client.
+
+    Attributes:
+        kind: "join" (show what you have), "train" (one local update) or "evaluate".
+        federation: names the federation, and with it the folder of the private state.
+        round: number of the round, from 1; "evaluate" after round R carries R + 1; "join" 0.
+        experiment: the resolved experiment as plain JSON data.
+        evaluate: evaluate the received model before training.
+        last_round: newest round of this client that the server has accepted; 0 if none.
+        shared: the current shared tensors by name.
+    """
+
+    kind: Kind
+    federation: str
+    round: int
+    experiment: dict[str, Any]
+    evaluate: bool = False
+    last_round: int = 0
+    shared: Tensors = field(default_factory=dict)
+
+    def pack(self) -> tuple[str, FloatArray]:
+        """Return (JSON header, flat float32 vector)."""
+        return _pack(self)
+
+    @classmethod
+    def unpack(cls, header: str, vector: FloatArray) -> Request:
+        """Inverse of `pack`. Raises `MalformedMessage`."""
+        return cls(**_unpack(header, vector, _REQUEST_TYPES))
+
+
+@dataclass
+class Reply:
+    """What one client answers.
+
+    Attributes:
+        kind, round: of the request.
+        client: the client's name.
+        version: the package version the site runs.
+        train_images: number of training images (the client's weight in the mean).
+        statistics: JSON data: counts of right answers, losses, seconds.
+        error: None, or what went wrong at the site in one line, with `exit_code`.
+        shared: the trained shared tensors by name; empty unless `kind` is "train".
+    """
+
+    kind: Kind
+    round: int
+    client: str
+    version: str = ""
+    train_images: int = 0
+    statistics: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    exit_code: int = 1
+    shared: Tensors = field(default_factory=dict)
+
+    def pack(self) -> tuple[str, FloatArray]:
+        """Return (JSON header, flat float32 vector)."""
+        return _pack(self)
+
+    @classmethod
+    def unpack(cls, header: str, vector: FloatArray) -> Reply:
+        """Inverse of `pack`. Raises `MalformedMessage`."""
+        return cls(**_unpack(header, vector, _REPLY_TYPES))
+
+    def raise_error(self) -> None:
+        """Raise what went wrong at the site, if anything did."""
+        if self.error is not None:
+            raise error_from_code(self.error, self.exit_code)
+
+
+def failure(request_kind: Kind, round: int, client: str, error: Exception) -> Reply:
+    """A reply that says what went wrong at the site in one line."""
+    known = isinstance(error, BlendError)
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
+    return Reply(request_kind, round, client, error=text, exit_code=code)
+
+
+def payload_bytes(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Bytes that the tensors of one message take: 4 per value plus one array header.
+
+    An empty set of tensors is sent as no array at all and costs 0 bytes.
+    """
+    if not tensors:
+        return 0
+    return 4 * sum(int(value.size) for value in tensors.values()) + ARRAY_HEADER_BYTES
+
+
+def flatten(tensors: Mapping[str, npt.NDArray[Any]]) -> FloatArray:
+    """All tensors in sorted name order as one float32 vector [P]."""
+    parts = [np.asarray(tensors[name], dtype="<f4").reshape(-1) for name in sorted(tensors)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype="<f4")
+
+
+def _pack(message: Request | Reply) -> tuple[str, FloatArray]:
+    tensors = message.shared
+    fields = {k: v for k, v in vars(message).items() if k != "shared"}
+    # The dtype travels as it is, so that the guard sees a wrong one instead of a silent cast.
+    layout = {n: [str(tensors[n].dtype), list(tensors[n].shape)] for n in sorted(tensors)}
+    return json.dumps({**fields, "layout": layout}), flatten(tensors)
+
+
+_REQUEST_TYPES: dict[str, type | tuple[type, ...]] = {
+    "kind": str,
+    "federation": str,
+    "round": int,
+    "experiment": dict,
+    "evaluate": bool,
+    "last_round": int,
+}
+# train_images is judged by the guard, which names the value in its refusal.
+_REPLY_TYPES: dict[str, type | tuple[type, ...]] = {
+    "kind": str,
+    "round": int,
+    "client": str,
+    "version": str,
+    "train_images": object,
+    "statistics": dict,
+    "error": (str, type(None)),
+    "exit_code": int,
+}
+
+
+def _unpack(
+    header: str, vector: FloatArray, types: Mapping[str, type | tuple[type, ...]]
+) -> dict[str, Any]:
+    """Fields and tensors of a message; nothing that came over the wire is believed unchecked."""
+    try:
+        fields = json.loads(header)
+        layout = fields.pop("layout")
+        if set(fields) != set(types):
+            raise ValueError(f"its fields are {sorted(fields)}")
+        for name, expected in types.items():
+            if not isinstance(fields[name], expected):
+                raise ValueError(f"{name} is {fields[name]!r}")
+        if fields["kind"] not in get_args(Kind):
+            raise ValueError(f"kind is {fields['kind']!r}")
+        return {**fields, "shared": _unflatten(layout, vector)}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MalformedMessage(f"malformed message: {error}") from error
+
+
+def _unflatten(layout: Mapping[str, Any], vector: FloatArray) -> Tensors:
+    tensors: Tensors = {}
+    start = 0
+    for name in sorted(layout):
+        dtype, shape = np.dtype(layout[name][0]), layout[name][1]
+        if dtype.kind not in "fiub" or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"{name} is described as {layout[name]!r}")
+        size = math.prod(shape)
+        if start + size > vector.size:
+            break
+        values = vector[start : start + size].reshape(shape)
+        tensors[name] = values.astype(dtype, copy=False)
+        start += size
+    if len(tensors) != len(layout) or start != vector.size or vector.ndim != 1:
+        raise ValueError(f"layout and vector do not agree (the vector holds {vector.size} values)")
+    return tensors

@@ -1,0 +1,191 @@
+"""BLEND: shared bottleneck adapters in both towers, a private projection adapter behind vision.
+
+Source: METHODS section 10 (modules 10.1, forward 10.2, loss 10.3, partition 10.4) and the
+aggregation ablations of section 12.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F  # noqa: N812
+from pydantic import Field
+from torch import Tensor, nn
+
+from blend_core.adapters import Bottleneck, ParallelAdapter
+from blend_core.backbone import Backbone, Classes
+from blend_core.config import MethodConfig
+from blend_core.errors import ConfigError
+from blend_core.methods.base import Method
+
+Layers = Literal["all"] | list[int]
+
+# Which of vision (V), text (T) and projection (P) adapters are averaged (METHODS 12).
+AGGREGATED = {
+    "blend": ("vision", "text"),
+    "full": ("vision", "text", "proj"),
+    "none": (),
+    "vision": ("vision",),
+    "text": ("text",),
+}
+
+
+class BlendConfig(MethodConfig):
+    """Settings of BLEND; defaults are those of the paper."""
+
+    vision_rank: int = Field(16, ge=0, description="rank r of the vision adapters; 0: none")
+    text_rank: int = Field(16, ge=0, description="rank r of the text adapters; 0: none")
+    projection_rank: int = Field(
+        256, ge=0, description="rank r_p of the private projection adapter; 0: none"
+    )
+    gamma: float = Field(
+        0.09, ge=0.0, le=1.0, description="weight of the personal head in the fused features"
+    )
+    lambda_: float = Field(
+        0.2, ge=0.0, le=1.0, alias="lambda", description="weight of the fused loss; rest: anchor"
+    )
+    scale: float = Field(0.001, gt=0.0, le=10.0, description="s, scale of the tower adapters")
+    tap: Literal["ln1", "raw"] = Field(
+        "ln1", description="input of a tower adapter: LN1 of the block input, or the input itself"
+    )
+    gradient_scaling: bool = Field(
+        True, description="tower adapters receive 1/s times their true gradient"
+    )
+    bias: bool = Field(True, description="biases in all adapters")
+    p_head_input: Literal["raw", "post_ln"] = Field(
+        "raw", description="personal head sees the class token before or after the final norm"
+    )
+    fusion_norm: Literal["per_branch", "after_sum"] = Field(
+        "per_branch", description="normalise both heads before the sum, or the sum"
+    )
+    vision_layers: Layers = Field("all", description="blocks with an adapter, from 1, or all")
+    text_layers: Layers = Field("all", description="blocks with an adapter, from 1, or all")
+    aggregate: Literal["blend", "full", "none", "vision", "text"] = Field(
+        "blend",
+        description="what is averaged: blend (both towers), full (and the projection), none, "
+        "vision, text; the rest stays private",
+    )
+
+    model_config = {**MethodConfig.model_config, "populate_by_name": True, "serialize_by_alias": True}
+
+
+class Blend(Method):
+    """The anchor head is CLIP with adapted towers; the fused head adds the personal branch.
+
+    With zeta the class token after the last block (METHODS 10.2, released form):
+        anchor_c = tau <n(LN_post(zeta) P_v), n(t_c)>
+        fused_c  = tau <(1 - gamma) n(g) + gamma n(p), n(t_c)>,  p = (zeta + delta(zeta)) P_v
+        L = (1 - lambda) CE(anchor, y) + lambda CE(fused, y)
+    Inference uses the fused logits, for base and new classes alike.
+    """
+
+    Config = BlendConfig
+
+    def __init__(self, config: BlendConfig, backbone: Backbone, seed: int) -> None:
+        super().__init__(config, backbone, seed)
+        backbone.require_transformers()
+        self.config = config
+
+        def tower(part: str, width: int, rank: int, layers: list[int]) -> nn.ModuleDict:
+            bottlenecks = {
+                str(layer): Bottleneck(seed, f"{part}.{layer}", width, rank, bias=config.bias)
+                for layer in layers
+                if rank > 0
+            }
+            return nn.ModuleDict(
+                {
+                    layer: ParallelAdapter(
+                        bottleneck, config.scale, config.tap, config.gradient_scaling
+                    )
+                    for layer, bottleneck in bottlenecks.items()
+                }
+            )
+
+        vision = _layers("vision_layers", config.vision_layers, backbone.vision_layers)
+        text = _layers("text_layers", config.text_layers, backbone.text_layers)
+        self.vision = tower("vision", backbone.vision_width, config.vision_rank, vision)
+        self.text = tower("text", backbone.text_width, config.text_rank, text)
+        self.proj = (
+            Bottleneck(
+                seed,
+                "proj",
+                backbone.vision_width,
+                config.projection_rank,
+                down="in",
+                up="zero",
+                bias=config.bias,
+            )
+            if config.projection_rank > 0
+            else None
+        )
+        # With lambda * gamma = 0 the projection has no gradient; AdamW would still decay it.
+        if self.proj is not None and config.lambda_ * config.gamma == 0:
+            self.proj.requires_grad_(False)
+        self.to(backbone.device if backbone.device.type != "meta" else "cpu")
+
+    def shared(self) -> dict[str, nn.Parameter]:
+        """Adapters that are averaged: both towers, unless `aggregate` says otherwise."""
+        return self._named(AGGREGATED[self.config.aggregate])
+
+    def private(self) -> dict[str, nn.Parameter]:
+        """Adapters that stay: the projection adapter, unless `aggregate` says otherwise."""
+        averaged = AGGREGATED[self.config.aggregate]
+        return self._named(tuple(p for p in ("vision", "text", "proj") if p not in averaged))
+
+    def _named(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
+        named = {n.replace("bottleneck.", ""): p for n, p in self.named_parameters()}
+        return {n: p for n, p in sorted(named.items()) if n.split(".")[0] in parts}
+
+    def text_features(self, classes: Classes) -> Tensor:
+        """Normalised features [C, d_e] of the adapted text tower."""
+        adapters = _per_block(self.text, self.backbone.text_layers)
+        return F.normalize(self.backbone.encode_text(classes, adapters), dim=-1)
+
+    def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of the general head g and the personal head p, each [B, d_e], raw."""
+        adapters = _per_block(self.vision, self.backbone.vision_layers)
+        zeta = self.backbone.encode_image(images, adapters)
+        general = self.backbone.project_image(zeta)
+        if self.config.p_head_input == "post_ln":
+            zeta = self.backbone.model.visual.ln_post(zeta)
+        if self.proj is not None:
+            zeta = zeta + self.proj(zeta)
+        return general, self.backbone.project_image(zeta, norm=False)
+
+    def anchor_and_fused(self, images: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Anchor and fused logits, each [B, C]."""
+        gamma, tau = self.config.gamma, self.backbone.temperature
+        general, personal = self.heads(images)
+        anchor = F.normalize(general, dim=-1)
+        if self.config.fusion_norm == "per_branch":
+            fused = (1 - gamma) * anchor + gamma * F.normalize(personal, dim=-1)
+        else:
+            fused = F.normalize((1 - gamma) * general + gamma * personal, dim=-1)
+        return tau * anchor @ text.T, tau * fused @ text.T
+
+    def scores(self, images: Tensor, text: Tensor) -> Tensor:
+        """Fused logits [B, C]."""
+        return self.anchor_and_fused(images, text)[1]
+
+    def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
+        """(1 - lambda) CE(anchor) + lambda CE(fused), and its two parts."""
+        anchor, fused = self.anchor_and_fused(images, self.text_features(classes))
+        loss_anchor, loss_fused = F.cross_entropy(anchor, labels), F.cross_entropy(fused, labels)
+        weight = self.config.lambda_
+        loss = (1 - weight) * loss_anchor + weight * loss_fused
+        return {"loss": loss, "loss_anchor": loss_anchor, "loss_fused": loss_fused}
+
+
+def _layers(key: str, chosen: Layers, total: int) -> list[int]:
+    """Resolve "all" and check a list of block numbers 1..total."""
+    if chosen == "all":
+        return list(range(1, total + 1))
+    layers = list(chosen)
+    if len(set(layers)) != len(layers) or any(not 1 <= layer <= total for layer in layers):
+        raise ConfigError(f"method.{key} = {layers}: expected different numbers from 1 to {total}")
+    return sorted(layers)
+
+
+def _per_block(adapters: nn.ModuleDict, total: int) -> list[nn.Module | None]:
+    """One entry per block: its adapter or None."""
+    return [adapters[str(n)] if str(n) in adapters else None for n in range(1, total + 1)]

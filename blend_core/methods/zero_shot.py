@@ -1,0 +1,33 @@
+"""Zero-shot CLIP: nothing is trained, nothing moves (METHODS section 2)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from blend_core.backbone import Classes
+from blend_core.config import MethodConfig
+from blend_core.methods.base import Method
+
+
+class ZeroShotConfig(MethodConfig):
+    """Zero-shot CLIP has no settings."""
+
+
+class ZeroShot(Method):
+    """logit_c = tau <n(z), n(t_c)> (METHODS eq. 0)."""
+
+    Config = ZeroShotConfig
+
+    def text_features(self, classes: Classes) -> Tensor:
+        """Normalised text features [C, d_e]."""
+        return F.normalize(self.backbone.encode_text(classes), dim=-1)
+
+    def scores(self, images: Tensor, text: Tensor) -> Tensor:
+        """Logits [B, C]."""
+        features = F.normalize(self.backbone.image_features(images), dim=-1)
+        return self.backbone.temperature * features @ text.T
+
+    def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
+        """Cross-entropy, for reference; it has no gradient."""
+        return {"loss": F.cross_entropy(self.logits(images, classes), labels)}

@@ -1,0 +1,223 @@
+"""What a site does with one request: join, train, evaluate. Knows no transport.
+
+Read `Node.train` for one client's round from top to bottom.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from blend_core import __version__
+from blend_core.backbone import Backbone, Classes
+from blend_core.config import BackboneConfig, Experiment, parse_experiment
+from blend_core.data import ClientData, load_client_data
+from blend_core.errors import BlendError, ConfigError, SiteError
+from blend_core.evaluation import Counts, evaluate
+from blend_core.messages import Reply, Request, Tensors, failure
+from blend_core.methods import build_method, config_class
+from blend_core.methods.base import Method, restore, snapshot
+from blend_core.state import Generations, tensors_sha256
+from blend_core.training import local_update
+from blend_core.weights import weights_sha256
+from client.site import Site
+
+logger = logging.getLogger("blend.node")
+
+# How often this process has loaded a backbone; the results prove that it was once.
+backbone_loads = 0
+
+
+class Node:
+    """One site of one federation, with its model and images in memory.
+
+    Args:
+        site: the client's name and folders.
+        federation: names the federation whose private state this is.
+    """
+
+    def __init__(self, site: Site, federation: str) -> None:
+        self.site = site
+        self.generations = Generations(site.state_dir / federation / site.name)
+        self._loaded: tuple[str, _Loaded] | None = None
+
+    def handle(self, request: Request) -> Reply:
+        """Answer a request; what goes wrong comes back as the reply's error, in one line."""
+        answer = {"join": self.join, "train": self.train, "evaluate": self.evaluate}
+        try:
+            return answer[request.kind](request)
+        except BlendError as error:
+            return failure(request.kind, request.round, self.site.name, error)
+        except Exception as error:
+            logger.exception("%s: %s of round %d", self.site.name, request.kind, request.round)
+            return failure(request.kind, request.round, self.site.name, error)
+
+    def train(self, request: Request) -> Reply:
+        """One round of this client."""
+        loaded = self._load(request)
+        method = loaded.method
+        if loaded.train_images == 0:
+            raise SiteError(
+                f"{self.site.name}: E08 no training images; run as evaluation-only or add images"
+            )
+        self._enter_round(request, loaded)
+        statistics: dict[str, Any] = {}
+        if request.evaluate:
+            statistics |= self._evaluate(loaded, method)
+        start = time.time()
+        statistics["training"] = local_update(
+            method,
+            loaded.data,
+            loaded.base,
+            loaded.experiment.train,
+            loaded.experiment.seed,
+            self.site.name,
+            request.round,
+        )
+        statistics["train_span"] = [start, time.time()]
+        private = snapshot(method.private())
+        # Durable before the reply: the server may commit the round as soon as it hears of it.
+        self.generations.save(request.round, private, loaded.state_header)
+        statistics["private_sha256"] = tensors_sha256(private)
+        return self._reply(request, loaded, statistics, snapshot(method.shared()))
+
+    def evaluate(self, request: Request) -> Reply:
+        """Evaluate the newest shared part with this client's own private part."""
+        loaded = self._load(request)
+        self._enter_round(request, loaded)
+        statistics = self._evaluate(loaded, loaded.method)
+        statistics["private_sha256"] = tensors_sha256(snapshot(loaded.method.private()))
+        return self._reply(request, loaded, statistics)
+
+    def join(self, request: Request) -> Reply:
+        """Load everything, say how many images there are and how zero-shot CLIP does on them."""
+        loaded = self._load(request)
+        zero_shot = build_method(config_class("zero-shot")(name="zero-shot"), loaded.backbone, 0)
+        return self._reply(request, loaded, self._evaluate(loaded, zero_shot))
+
+    def _enter_round(self, request: Request, loaded: _Loaded) -> None:
+        """Put the received shared part and this client's newest private part into the model."""
+        restore(loaded.method.shared(), request.shared)
+        restore(loaded.method.private(), self._private(request, loaded))
+
+    def _private(self, request: Request, loaded: _Loaded) -> Tensors:
+        """The private tensors of the newest generation before this round.
+
+        Raises:
+            SiteError: they are damaged, lost, or were made by another method.
+        """
+        found = self.generations.newest_before(request.round)
+        newest = found[0] if found else 0
+        if newest < request.last_round:
+            raise SiteError(
+                f"{self.site.name}: private state of round {request.last_round} is missing in "
+                f"{self.generations.folder} (newest: {newest or 'none'}); restore the folder from "
+                "a backup, or start a new federation"
+            )
+        if found is None:
+            return loaded.initial_private
+        _, tensors, header = found
+        if header.get("method") != loaded.state_header["method"]:
+            raise SiteError(
+                f"{self.site.name}: the private state in {self.generations.folder} was made with "
+                f"other settings of the method or another backbone; start a new federation"
+            )
+        return tensors
+
+    def _evaluate(self, loaded: _Loaded, method: Method) -> dict[str, Any]:
+        start = time.time()
+        counts: Counts = evaluate(
+            method,
+            loaded.data,
+            loaded.base,
+            loaded.new,
+            loaded.experiment.evaluation.batch_size,
+        )
+        return {"counts": counts, "evaluate_span": [start, time.time()]}
+
+    def _reply(
+        self,
+        request: Request,
+        loaded: _Loaded,
+        statistics: dict[str, Any],
+        shared: Tensors | None = None,
+    ) -> Reply:
+        worker = {"pid": os.getpid(), "backbone_loads": backbone_loads}
+        return Reply(
+            kind=request.kind,
+            round=request.round,
+            client=self.site.name,
+            version=__version__,
+            train_images=loaded.train_images,
+            statistics={**statistics, "worker": worker},
+            shared=shared or {},
+        )
+
+    def _load(self, request: Request) -> _Loaded:
+        """Backbone, images, prompts and method of the experiment; once per experiment."""
+        key = json.dumps(request.experiment, sort_keys=True)
+        if self._loaded is None or self._loaded[0] != key:
+            experiment = parse_experiment(request.experiment)
+            self._loaded = (key, _Loaded(experiment, self.site))
+        # The number of threads changes the order of sums, so nobody's environment decides it.
+        torch.set_num_threads(self._loaded[1].experiment.train.threads)
+        return self._loaded[1]
+
+
+class _Loaded:
+    """What a node keeps in memory between messages."""
+
+    def __init__(self, experiment: Experiment, site: Site) -> None:
+        self.experiment = experiment
+        torch.set_num_threads(experiment.train.threads)
+        self.backbone = _backbone(experiment.backbone.model_dump_json(), _device(experiment))
+        self.data: ClientData = load_client_data(
+            experiment,
+            site.name,
+            site.partition,
+            site.data_dir,
+            site.label_space,
+            self.backbone.preprocess,
+        )
+        self.train_images = len(self.data.train.images)
+        template = experiment.data.template
+        self.base: Classes = self.backbone.tokenize(self.data.base_names, template)
+        self.new: Classes | None = (
+            self.backbone.tokenize(self.data.new_names, template) if self.data.new_names else None
+        )
+        self.method = build_method(experiment.method, self.backbone, experiment.seed)
+        self.initial_private = snapshot(self.method.private())
+        made_by = [experiment.method.model_dump_json(), _backbone_sha256(self.backbone)]
+        self.state_header = {"method": hashlib.sha256(json.dumps(made_by).encode()).hexdigest()}
+
+
+def _device(experiment: Experiment) -> str:
+    device = experiment.train.device
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"train.device = {device!r}: no CUDA device here; use cpu or auto")
+    return device
+
+
+@lru_cache(maxsize=1)
+def _backbone(config: str, device: str) -> Backbone:
+    """The backbone, shared by all clients of this process (they never change it)."""
+    global backbone_loads
+
+    backbone_loads += 1
+    return Backbone.load(BackboneConfig.model_validate_json(config), device)
+
+
+@lru_cache(maxsize=1)
+def _backbone_sha256(backbone: Backbone) -> str:
+    return weights_sha256(backbone.model)
+
+

@@ -1,0 +1,182 @@
+"""One site: its name, where its data and state lie, and how its worker behaves.
+
+A site is known by its client name, never by Flower's node id, which is new after every restart.
+Imports neither torch nor Flower: the ClientApp loads it in every message's process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blend_core.errors import ConfigError
+
+Scalar = str | int | float | bool
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+KEYS = (
+    "client-name",
+    "data-dir",
+    "state-dir",
+    "partition-id",
+    "num-partitions",
+    "label-space",
+    "worker-idle",
+)
+LABEL_SPACES = ("node", "federation")
+MAX_IDLE = 604_800.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site as its operator describes it in the SuperNode's `--node-config`.
+
+    Attributes:
+        name: the client name, 1 to 64 letters, digits, dots, hyphens and underscores.
+        state_dir: absolute folder under which private state is kept.
+        data_dir: absolute folder of the site's images; None for the built-in benchmark.
+        partition: number of the site's part of a partitioned data set, from 0.
+        label_space: "node" or "federation"; None: as the experiment says.
+        worker_idle: seconds without a message after which the worker ends, up to a week.
+    """
+
+    name: str
+    state_dir: Path
+    data_dir: Path | None = None
+    partition: int | None = None
+    label_space: str | None = None
+    worker_idle: float = 600.0
+
+    def folder(self, federation: str) -> Path:
+        """Where this site keeps its private state of one federation.
+
+        Raises:
+            ConfigError: `federation`, which a server chose, is not a plain name.
+        """
+        return self.state_dir / checked_name("federation", federation) / self.name
+
+    @classmethod
+    def from_node_config(
+        cls,
+        node_config: Mapping[str, Scalar],
+        default_state_dir: Path | None = None,
+        name: str | None = None,
+    ) -> Site:
+        """Read the node config of a SuperNode or of a simulated node.
+
+        Args:
+            node_config: Flower's `context.node_config`. Relative paths count from the current
+                folder, which a ClientApp shares with its SuperNode.
+            default_state_dir: used when there is no `state-dir`.
+            name: the client name where the data decide it (one folder per client); it wins over
+                `client-name` and over the name derived from `partition-id` (client-00, ...).
+
+        Raises:
+            ConfigError: unknown key, wrong type or value, no name or no `state-dir`.
+        """
+        for key in node_config:
+            if key not in KEYS:
+                raise ConfigError(f"node config {key}: unknown key; known are {', '.join(KEYS)}")
+        partition = _whole(node_config, "partition-id", 0)
+        partitions = _whole(node_config, "num-partitions", 1)
+        if partition is not None and partitions is not None and partition >= partitions:
+            raise ConfigError(
+                f"node config partition-id = {partition}: must be less than "
+                f"num-partitions = {partitions}"
+            )
+        label_space = _text(node_config, "label-space")
+        if label_space not in (None, *LABEL_SPACES):
+            raise ConfigError(
+                f"node config label-space = {label_space!r}: must be {' or '.join(LABEL_SPACES)}"
+            )
+        given = _text(node_config, "client-name")
+        if name is None and given is None and partition is not None:
+            name = client_name(partition, partitions)
+        state_dir = _folder(node_config, "state-dir") or default_state_dir
+        if state_dir is None:
+            raise ConfigError(
+                "node config state-dir: missing; name a folder that survives restarts, "
+                'e.g. state-dir="/var/lib/blend"'
+            )
+        return cls(
+            name=checked_name("node config client-name", name if name is not None else given),
+            state_dir=_absolute(state_dir),
+            data_dir=_folder(node_config, "data-dir"),
+            partition=partition,
+            label_space=label_space,
+            worker_idle=_seconds(node_config, "worker-idle", cls.worker_idle),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The site as plain JSON data, for another process on the same machine."""
+        return {k: str(v) if isinstance(v, Path) else v for k, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Site:
+        """Inverse of `to_json`."""
+        fields = dict(data)
+        for key in ("state_dir", "data_dir"):
+            if fields.get(key) is not None:
+                fields[key] = Path(fields[key])
+        return cls(**fields)
+
+
+def client_name(partition: int, partitions: int | None = None) -> str:
+    """The name of the client that holds a partition: client-00, or client-000 of 1000.
+
+    Two digits, more when the last of `partitions` needs them, so names sort by number.
+    """
+    width = max(2, len(str((partitions or 1) - 1)))
+    return f"client-{partition:0{width}d}"
+
+
+def checked_name(key: str, name: str | None) -> str:
+    """Return a name that is safe as the name of a folder. Raises `ConfigError` naming `key`."""
+    if name is None:
+        raise ConfigError(f"{key}: missing; give one, or partition-id to derive it from")
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{key} = {name!r}: must be 1 to 64 letters, digits, dots, hyphens or underscores "
+            "and begin with a letter or digit"
+        )
+    return name
+
+
+def _text(config: Mapping[str, Scalar], key: str) -> str | None:
+    value = config.get(key)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(f'node config {key} = {value!r}: must be text in quotes, e.g. {key}="x"')
+    return value
+
+
+def _folder(config: Mapping[str, Scalar], key: str) -> Path | None:
+    text = _text(config, key)
+    return None if text is None else _absolute(text)
+
+
+def _absolute(path: str | Path) -> Path:
+    # The worker has a current folder of its own, so a relative path would change its meaning.
+    return Path(os.path.expanduser(path)).absolute()
+
+
+def _whole(config: Mapping[str, Scalar], key: str, least: int) -> int | None:
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"node config {key} = {value!r}: must be a whole number from {least}")
+    return value
+
+
+def _seconds(config: Mapping[str, Scalar], key: str, default: float) -> float:
+    value = config.get(key, default)
+    # NaN and infinity fail the comparison; true would pass for 1.
+    if isinstance(value, (str, bool)) or not 0 < value <= MAX_IDLE:
+        raise ConfigError(
+            f"node config {key} = {value!r}: must be seconds, more than 0, at most {MAX_IDLE:.0f}"
+        )
+    return float(value)

@@ -1,0 +1,1 @@
+"""The `blend` command and the engines that run a federation."""

@@ -1,0 +1,224 @@
+"""Child processes with a log each, and an end that leaves none of their descendants behind.
+
+Flower's processes start further processes, some in sessions of their own, and a site's worker
+outlives the process that started it. They are found by a marker in their environment, which all
+descendants inherit, and by their ancestry (Flower hides the environment of its SuperExec).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from blend_core.errors import RunError
+
+# Names the run in the environment of every process that descends from the launcher.
+MARKER = "BLEND_RUN"
+PROC = Path("/proc")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TELLING = re.compile(r"error|exception|refused|denied|in use|killed|failed", re.IGNORECASE)
+
+
+class Child:
+    """One process that we started, in its own session, with its output in a log file."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.poll() is None
+
+    def output(self) -> str:
+        """What the process has written so far, without colours."""
+        return read_log(self.log)
+
+    def ending(self) -> str:
+        """How it ended and the lines of its log that say why, in one line."""
+        code = self.process.poll()
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"({how}): {telling_lines(self.output())}; see {self.log}"
+
+
+class Family:
+    """All processes of one run. Leaving the `with` block ends them and their descendants.
+
+    Args:
+        environment: of every process; its `MARKER` names the run.
+        logs: folder for one log per process.
+        patience: seconds that processes get to end by themselves before they are killed.
+    """
+
+    def __init__(self, environment: Mapping[str, str], logs: Path, patience: float = 5.0) -> None:
+        self.environment = dict(environment)
+        self.logs = logs
+        self.patience = patience
+        self.children: list[Child] = []
+        self._reaper: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Family:
+        # Ends the family should this process be killed without a chance to do it.
+        unmarked = {k: v for k, v in self.environment.items() if k != MARKER}
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "deploy.reaper", self.environment[MARKER]],
+            env=unmarked,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if self._reaper is not None and self._reaper.stdin is not None:
+            self._reaper.kill()
+            self._reaper.stdin.close()
+            self._reaper.wait()
+
+    def start(self, name: str, command: Sequence[str]) -> Child:
+        """Start a process. A second one of the same name continues the same log.
+
+        Raises:
+            RunError: it cannot be started.
+        """
+        path = self.logs / f"{name}.log"
+        with path.open("ab") as log:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # Ctrl-C in the terminal must reach the launcher only, which then ends all.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise RunError(f"{command[0]} cannot be started: {error.strerror}") from None
+        child = Child(name, process, path)
+        self.children.append(child)
+        return child
+
+    def stop(self) -> None:
+        """End all processes: ask, wait up to `patience` seconds, then kill what is left."""
+        own = {child.process.pid for child in self.children}
+        known = relatives(self.environment[MARKER], own)
+        _signal(known, own, signal.SIGTERM)
+        known = self._wait(known, own, self.patience)
+        # Killed ones may have started others meanwhile, so look until nothing is found.
+        for _ in range(20):
+            if not known:
+                break
+            _signal(known, own, signal.SIGKILL)
+            known = self._wait(known, own, 0.5)
+        self.children.clear()
+
+    def _wait(self, known: set[Process], own: set[int], seconds: float) -> set[Process]:
+        """Wait until all have ended or the time is over; return those that have not."""
+        deadline = time.monotonic() + seconds
+        while True:
+            for child in self.children:
+                child.process.poll()  # An ended child stays a process until it is asked for.
+            table = processes()
+            found = relatives(self.environment[MARKER], own, table)
+            known = {process for process in known if process in table} | found
+            if not known or time.monotonic() >= deadline:
+                return known
+            time.sleep(0.05)
+
+
+# A process id and the time it started, because ids are given again.
+Process = tuple[int, int]
+
+
+def relatives(
+    marker: str, roots: set[int], table: Mapping[Process, int] | None = None
+) -> set[Process]:
+    """Running processes that carry the marker or descend from `roots`, roots included.
+
+    Without /proc (macOS) these are the roots alone; Flower's own processes end with their parents.
+    """
+    if table is None:
+        table = processes()
+    family = {p for p in table if p[0] in roots or _carries(p[0], marker)}
+    grown = True
+    while grown:
+        pids = {pid for pid, _ in family}
+        more = {p for p, parent in table.items() if parent in pids and p not in family}
+        family |= more
+        grown = bool(more)
+    return {p for p in family if p[0] != os.getpid()}
+
+
+def processes() -> dict[Process, int]:
+    """Every running process of this machine and its parent's id; zombies have ended."""
+    table: dict[Process, int] = {}
+    if not PROC.is_dir():
+        return _process_list()
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):
+                # The name of the program, in brackets, may hold spaces and brackets.
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    table[int(entry.name), int(fields[19])] = int(fields[1])
+    return table
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this id exists and is no zombie."""
+    return any(found == pid for found, _ in processes())
+
+
+def telling_lines(text: str, count: int = 2) -> str:
+    """The last lines of a log that look like a reason, else its last lines; one line."""
+    lines = [line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip(" \t-|")]
+    chosen = [line for line in lines if _TELLING.search(line)] or lines
+    return " | ".join(line[:300] for line in chosen[-count:]) or "no output"
+
+
+def read_log(path: Path) -> str:
+    """Text of a log without colours; "" if there is none."""
+    try:
+        return _COLOUR.sub("", path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+
+
+def _carries(pid: int, marker: str) -> bool:
+    try:
+        return f"{MARKER}={marker}".encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _process_list() -> dict[Process, int]:
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
+    )
+    rows = [line.split() for line in listing.stdout.splitlines()]
+    return {(int(r[0]), 0): int(r[1]) for r in rows if len(r) > 2 and not r[2].startswith("Z")}
+
+
+def _signal(known: set[Process], own: set[int], number: signal.Signals) -> None:
+    for pid, _ in known:
+        with suppress(ProcessLookupError, PermissionError):
+            # Ours lead a process group; whatever runs in it goes with them.
+            (os.killpg if pid in own else os.kill)(pid, number)

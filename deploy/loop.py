@@ -1,0 +1,54 @@
+"""Engine `loop`: all clients one after the other in this process, without Flower.
+
+The reference that the other engines must equal bit by bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from blend_core.config import Experiment
+from blend_core.data import client_names
+from blend_core.errors import ConfigError
+from blend_core.messages import Reply, Request
+from client.node import Node
+from client.site import Site
+from server.strategy import Coordinator
+
+
+class LoopTransport:
+    """Hands requests to nodes in this process."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self.nodes = nodes
+
+    def join(self, request: Request, wanted: int, timeout: float) -> Iterator[Reply]:
+        """Let every node join."""
+        for _, node in sorted(self.nodes.items()):
+            yield node.handle(request)
+
+    def ask(self, requests: Mapping[str, Request], timeout: float) -> Iterator[tuple[str, Reply]]:
+        """Answer the requests in the order of names; the deadline is checked between clients."""
+        deadline = time.monotonic() + timeout
+        for client, request in sorted(requests.items()):
+            if time.monotonic() >= deadline:
+                return
+            yield client, self.nodes[client].handle(request)
+
+
+def run_loop(
+    experiment: Experiment, out: Path, federation: str, started: float | None = None
+) -> None:
+    """Run the experiment in this process; results are written to `out`.
+
+    Raises:
+        BlendError: the run failed; the journal in `out` says the same.
+    """
+    names = client_names(experiment)
+    if names is None:
+        raise ConfigError("data.kind = 'folders' needs data.root in the loop engine")
+    sites = [Site(n, out / "state" / n, partition=i) for i, n in enumerate(names)]
+    nodes = {site.name: Node(site, federation) for site in sites}
+    Coordinator(experiment, LoopTransport(nodes), out, federation, "loop", started).run()

@@ -1,0 +1,190 @@
+"""Engine `processes`: a SuperLink and one SuperNode per client, as real processes on this machine.
+
+The federation is what an operator would run on many machines, on 127.0.0.1 and without TLS.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from blend_core.config import Experiment
+from blend_core.data import client_names
+from blend_core.errors import ConfigError, RunError
+from deploy.children import Child, Family
+from deploy.engine import HOST, Workspace, free_ports, script
+from deploy.events import OnEvent
+from deploy.watch import LOOK_SECONDS, Watch, warning
+
+# Somebody may take a port between our look and the process that wants it.
+PORT_ATTEMPTS = 5
+PORT_TAKEN = "address already in use"
+READY = "Uvicorn running on"
+# The ServerApp has written everything when it says so; this is for its last lines of log.
+FAREWELL_SECONDS = 2.0
+
+
+def run_processes(
+    experiment: Experiment,
+    out: Path,
+    federation: str,
+    on_event: OnEvent = lambda event: None,
+    started: float | None = None,
+    start_timeout: float = 120.0,
+) -> None:
+    """Run the experiment with one SuperNode per client; results are written to `out`.
+
+    Args:
+        experiment: the resolved experiment.
+        out: the run's folder.
+        federation: unique id of this run's federation.
+        on_event: called with every event of the journal, and with warnings.
+        started: unix time at which the user started the run, seconds; unset: now.
+        start_timeout: seconds that the SuperLink and the ServerApp each may take to start.
+
+    Raises:
+        ConfigError: the clients or their folders cannot be given to Flower.
+        BlendError: the run failed. No process is left either way.
+    """
+    out = out.resolve()
+    nodes = node_configs(experiment, out)
+    workspace = Workspace(out, federation)
+    workspace.write_app()
+    workspace.write_run_config(experiment, "processes", started or time.time())
+    with Family(workspace.environment(len(nodes) + 1), workspace.logs) as family:
+        superlink, port = start_superlink(family, workspace, start_timeout, nodes=nodes)
+        submission = family.start("run", workspace.submit_command())
+        guard = _Nodes(family, port, nodes, on_event)
+        Watch(
+            out, superlink, submission, experiment.server, start_timeout, on_event, guard.check
+        ).until_end()
+        wait_for(submission, FAREWELL_SECONDS)
+
+
+def node_configs(experiment: Experiment, out: Path) -> dict[str, str]:
+    """The `--node-config` of every client, by name.
+
+    Raises:
+        ConfigError: there are no site folders, or a path cannot be quoted for Flower.
+    """
+    names = client_names(experiment)
+    if names is None:
+        raise ConfigError("data.kind = 'folders' needs data.root to run all sites on this machine")
+    root = experiment.data.root if experiment.data.kind == "folders" else None
+    configs = {}
+    for index, name in enumerate(names):
+        pairs = [
+            f"client-name={quoted(name)}",
+            f"partition-id={index}",
+            f"num-partitions={len(names)}",
+            f"state-dir={quoted(str(out / 'state' / name))}",
+        ]
+        if root is not None:
+            pairs.append(f"data-dir={quoted(str((Path(root) / name).resolve()))}")
+        configs[name] = " ".join(pairs)
+    return configs
+
+
+def quoted(text: str) -> str:
+    """A value in the single quotes that Flower's node config understands; they have no escapes.
+
+    Raises:
+        ConfigError: the text holds a single quote or a control character.
+    """
+    if "'" in text or not text.isprintable():
+        raise ConfigError(
+            f"{text!r}: Flower cannot be given a path with a single quote or a control character; "
+            "use another folder"
+        )
+    return f"'{text}'"
+
+
+def start_superlink(
+    family: Family,
+    workspace: Workspace,
+    timeout: float,
+    options: tuple[str, ...] = (),
+    nodes: dict[str, str] | None = None,
+) -> tuple[Child, int]:
+    """Start the SuperLink, and the SuperNodes beside it, which try until it answers.
+
+    Returns:
+        The SuperLink's process and its port.
+
+    Raises:
+        RunError: it ended or did not become ready in time.
+    """
+    for _ in range(PORT_ATTEMPTS):
+        (port,) = free_ports(1)
+        workspace.write_connection(port)
+        command = [script("flower-superlink"), "--insecure", "--host", HOST, "--port", str(port)]
+        superlink = family.start("superlink", [*command, *options])
+        for name, config in (nodes or {}).items():
+            start_supernode(family, name, config, port)
+        deadline = time.monotonic() + timeout
+        while superlink.running:
+            # Its own word, not an open port: another SuperLink may have taken the port.
+            if f"{READY} http://{HOST}:{port}" in superlink.output():
+                return superlink, port
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"the SuperLink was not ready within {timeout:.0f} s; see {superlink.log}"
+                )
+            time.sleep(LOOK_SECONDS)
+        ending = superlink.ending()
+        if PORT_TAKEN not in superlink.output().lower():
+            break
+        family.stop()
+    raise RunError(f"the SuperLink ended {ending}")
+
+
+def start_supernode(family: Family, name: str, config: str, superlink_port: int) -> Child:
+    """Start one client's SuperNode on a free port."""
+    (port,) = free_ports(1)
+    return family.start(
+        name,
+        [
+            script("flower-supernode"),
+            "--insecure",
+            *("--superlink", f"{HOST}:{superlink_port}"),
+            *("--host", HOST, "--port", str(port)),
+            *("--node-config", config),
+        ],
+    )
+
+
+def wait_for(child: Child, seconds: float) -> None:
+    """Wait until a process ends, at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while child.running and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+
+
+class _Nodes:
+    """Looks after the SuperNodes: a run goes on without a dead one, but not without all."""
+
+    def __init__(
+        self, family: Family, superlink_port: int, configs: dict[str, str], on_event: OnEvent
+    ) -> None:
+        self.family = family
+        self.port = superlink_port
+        self.configs = configs
+        self.on_event = on_event
+        self.dead: set[str] = set()
+        self.attempts = dict.fromkeys(configs, 1)
+
+    def check(self) -> None:
+        """Restart who found its port taken, report who died. Raises `RunError` when all did."""
+        current = {child.name: child for child in self.family.children if child.name in self.configs}
+        for name, child in current.items():
+            if child.running or name in self.dead:
+                continue
+            taken = PORT_TAKEN in child.output().lower()
+            if taken and self.attempts[name] < PORT_ATTEMPTS:
+                self.attempts[name] += 1
+                start_supernode(self.family, name, self.configs[name], self.port)
+                continue
+            self.dead.add(name)
+            self.on_event(warning(f"{name}: its SuperNode ended {child.ending()}"))
+            if len(self.dead) == len(self.configs):
+                raise RunError(f"all SuperNodes have ended; the last, {name}, {child.ending()}")

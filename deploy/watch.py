@@ -1,0 +1,111 @@
+"""Follows a submitted run to its end, whatever that end is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from blend_core.config import ServerConfig
+from blend_core.errors import BlendError, RunError, error_from_code
+from deploy.children import Child, is_running, read_log, telling_lines
+from deploy.events import Event, EventTail, OnEvent
+
+LOOK_SECONDS = 0.1
+# Between the death of a process and the last lines that it and others wrote.
+SETTLE_SECONDS = 1.0
+# On top of the server's own deadlines, after which silence means that it hangs.
+SILENCE_SECONDS = 300.0
+
+
+class Watch:
+    """Waits for a run's end and says why it failed.
+
+    Args:
+        out: the run's folder.
+        superlink: the SuperLink's process.
+        submission: the `flwr run` process, which ends when the run does.
+        server: the run's own deadlines.
+        start_timeout: seconds that the ServerApp may take to start.
+        on_event: called with every event of the journal, and with warnings.
+        check: called several times a second; raises when the run cannot go on.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        superlink: Child,
+        submission: Child,
+        server: ServerConfig,
+        start_timeout: float,
+        on_event: OnEvent,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.tail = EventTail(out)
+        self.superlink = superlink
+        self.submission = submission
+        self.start_timeout = start_timeout
+        self.silence = max(server.formation_timeout, server.round_timeout) + SILENCE_SECONDS
+        self.on_event = on_event
+        self.check = check
+        self.pid: int | None = None
+        self._heard = time.monotonic()
+
+    def until_end(self) -> None:
+        """Return when the run has finished.
+
+        Raises:
+            BlendError: the run failed, with the server's own words and exit code where it left
+                any; else which process ended or was silent, and the last lines of its log.
+        """
+        while not self._finished():
+            if (trouble := self._trouble()) is not None:
+                # The journal's last word, if there is one, explains more than a process's end.
+                time.sleep(SETTLE_SECONDS)
+                if self._finished():
+                    return
+                raise trouble
+            self.check()
+            time.sleep(LOOK_SECONDS)
+
+    def _finished(self) -> bool:
+        finished = False
+        for event in self.tail.read():
+            self._heard = time.monotonic()
+            self.on_event(event)
+            if event["event"] == "started":
+                self.pid = int(event["pid"])
+            if event["event"] == "failed":
+                raise error_from_code(str(event["message"]), int(event["exit_code"]))
+            finished = finished or event["event"] == "finished"
+        return finished
+
+    def _trouble(self) -> BlendError | None:
+        silent = time.monotonic() - self._heard
+        if not self.superlink.running:
+            return RunError(f"the SuperLink ended {self.superlink.ending()}")
+        if self.pid is None:
+            if not self.submission.running:
+                return RunError(f"the run did not start {self.submission.ending()}")
+            if silent > self.start_timeout:
+                lines = telling_lines(read_log(self.submission.log))
+                return RunError(
+                    f"the ServerApp did not start within {self.start_timeout:.0f} s: {lines}; "
+                    f"see {self.submission.log}"
+                )
+        elif not is_running(self.pid):
+            return RunError(f"the ServerApp ended without a result {_how(self.submission)}")
+        elif silent > self.silence:
+            return RunError(
+                f"the ServerApp has been silent for {silent:.0f} s; see {self.submission.log}"
+            )
+        return None
+
+
+def warning(message: str) -> Event:
+    """An event for people, from the engine itself."""
+    return {"time": time.time(), "event": "warning", "message": message}
+
+
+def _how(submission: Child) -> str:
+    return f"({telling_lines(read_log(submission.log))}; see {submission.log})"

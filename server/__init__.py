@@ -1,0 +1,1 @@
+"""What runs at the coordinator: rounds, selective aggregation, the guard and checkpoints."""

@@ -1,0 +1,28 @@
+"""The Flower ServerApp: takes the run's configuration, runs the coordinator over Flower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from blend_core.config import experiment_from_run_config
+from server.strategy import Coordinator
+from server.transport import FlowerTransport
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run one experiment; its outcome is in the journal and the results of its folder."""
+    settings = context.run_config
+    experiment = experiment_from_run_config(settings)
+    federation = str(settings.get("federation") or f"run-{context.run_id}")
+    out = Path(str(settings.get("out") or Path.cwd() / "runs" / federation))
+    started = float(settings.get("started") or 0.0) or None
+    engine = str(settings.get("engine") or "processes")
+    Coordinator(
+        experiment, FlowerTransport(grid), out, federation, engine, started
+    ).run()
