@@ -103,7 +103,8 @@ class Backbone:
     @property
     def temperature(self) -> Tensor:
         """exp(logit_scale), a scalar: 100 for the OpenAI weights."""
-        return self.model.logit_scale.exp().reshape(())
+        temperature: Tensor = self.model.logit_scale.exp().reshape(())
+        return temperature
 
     def require_transformers(self) -> None:
         """Raise `ConfigError` unless both towers can take adapters in their blocks."""
@@ -265,4 +266,5 @@ def _block(
 
 def _split(x: Tensor, heads: int) -> Tensor:
     """[B, T, d] -> [B, heads, T, d / heads]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    batch, tokens, width = x.shape
+    return x.view(batch, tokens, heads, width // heads).transpose(1, 2)

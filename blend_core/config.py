@@ -362,6 +362,8 @@ def _one_line(error: ValidationError, prefix: str = "") -> str:
             continue
         text = item["msg"].removeprefix("Value error, ")
         shown = item.get("input")
-        value = "" if isinstance(shown, (dict, BaseModel)) else f" = {json.dumps(shown, default=str)}"
+        value = (
+            "" if isinstance(shown, (dict, BaseModel)) else f" = {json.dumps(shown, default=str)}"
+        )
         parts.append(f"{key}{value}: {text[:1].lower()}{text[1:]}")
     return "; ".join(parts)

@@ -28,7 +28,7 @@ Kind = Literal["join", "train", "evaluate"]
 ARRAY_HEADER_BYTES = 128
 
 
-class MalformedMessage(BlendError):
+class MessageError(BlendError):
     """A message whose header and vector do not belong together."""
 
 
@@ -60,7 +60,7 @@ class Request:
 
     @classmethod
     def unpack(cls, header: str, vector: FloatArray) -> Request:
-        """Inverse of `pack`. Raises `MalformedMessage`."""
+        """Inverse of `pack`. Raises `MessageError`."""
         return cls(**_unpack(header, vector, _REQUEST_TYPES))
 
 
@@ -94,7 +94,7 @@ class Reply:
 
     @classmethod
     def unpack(cls, header: str, vector: FloatArray) -> Reply:
-        """Inverse of `pack`. Raises `MalformedMessage`."""
+        """Inverse of `pack`. Raises `MessageError`."""
         return cls(**_unpack(header, vector, _REPLY_TYPES))
 
     def raise_error(self) -> None:
@@ -172,7 +172,7 @@ def _unpack(
             raise ValueError(f"kind is {fields['kind']!r}")
         return {**fields, "shared": _unflatten(layout, vector)}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise MalformedMessage(f"malformed message: {error}") from error
+        raise MessageError(f"malformed message: {error}") from error
 
 
 def _unflatten(layout: Mapping[str, Any], vector: FloatArray) -> Tensors:

@@ -87,6 +87,8 @@ def _deviation(name: str, weight: Tensor, layers: int) -> float | None:
         return 0.02
     if name == "positional_embedding":
         return 0.01
+    if weight.ndim == 0:
+        return None  # the temperature
     rows, columns = weight.shape[0], weight.shape[-1]
     if name in ("visual.class_embedding", "visual.positional_embedding"):
         return float(columns**-0.5)
@@ -95,7 +97,7 @@ def _deviation(name: str, weight: Tensor, layers: int) -> float | None:
     if name == "visual.conv1.weight":
         return float(weight[0].numel() ** -0.5)
     if weight.ndim != 2:
-        return None  # biases, layer norms and the temperature
+        return None  # biases and layer norms
     if name.endswith("mlp.c_fc.weight"):
         return float((2 * columns) ** -0.5)
     if name.endswith("in_proj_weight"):

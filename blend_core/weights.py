@@ -88,8 +88,10 @@ def preprocess_settings(config: BackboneConfig, model: CLIP) -> dict[str, Any]:
     settings = dict(open_clip.get_pretrained_cfg(config.name, config.weights) or {})
     height, width = model.visual.image_size if _pair(model) else (model.visual.image_size,) * 2
     if height != width:
-        raise ConfigError(f"backbone.name = {config.name!r}: images of {height}x{width} pixels; "
-                          "only square ones are supported")
+        raise ConfigError(
+            f"backbone.name = {config.name!r}: images of {height}x{width} pixels; "
+            "only square ones are supported"
+        )
     return {
         "size": int(height),
         "mean": tuple(settings.get("mean") or open_clip.OPENAI_DATASET_MEAN),
@@ -138,7 +140,8 @@ def _json(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"backbone.name = {name!r}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"backbone.name = {name!r}: expected a JSON object")
-    return value.get("model_cfg", value)
+    model: dict[str, Any] = value.get("model_cfg", value)
+    return model
 
 
 def _locate(config: BackboneConfig) -> tuple[Path, bool]:
@@ -157,7 +160,8 @@ def _locate(config: BackboneConfig) -> tuple[Path, bool]:
     if weights not in tags:
         known = f"its tags: {', '.join(tags)}" if tags else "it has no tags"
         raise ConfigError(
-            f"backbone.weights = {weights!r}: no such file, and not a tag of {config.name} ({known})"
+            f"backbone.weights = {weights!r}: no such file, and not a tag of {config.name} "
+            f"({known})"
         )
     settings = open_clip.get_pretrained_cfg(config.name, weights)
     try:

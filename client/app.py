@@ -7,7 +7,7 @@ site's worker keeps model and images in memory. In simulation the Ray actor is t
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,10 +65,12 @@ def _simulated_site(request: Request, context: Context, out: Path) -> Site:
 
     partition = int(context.node_config["partition-id"])
     names = client_names(parse_experiment(request.experiment)) or []
-    return Site(name=names[partition], state_dir=out / "state" / names[partition], partition=partition)
+    return Site(
+        name=names[partition], state_dir=out / "state" / names[partition], partition=partition
+    )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _node(site: str, federation: str) -> Node:
     """One node per simulated client and actor, with its images in memory."""
     from client.node import Node

@@ -219,5 +219,3 @@ def _backbone(config: str, device: str) -> Backbone:
 @lru_cache(maxsize=1)
 def _backbone_sha256(backbone: Backbone) -> str:
     return weights_sha256(backbone.model)
-
-

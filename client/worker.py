@@ -41,7 +41,7 @@ HANDSHAKE = 3.0
 RECEIVE = 5.0
 SEND = 10.0
 WATCH = 0.5
-LOCK_PATIENCE = 2.0
+LOCK_PATIENCE = 1.0
 
 
 class Handler(Protocol):

@@ -19,12 +19,18 @@ from pathlib import Path
 from types import TracebackType
 
 from blend_core.errors import RunError
+from deploy.signals import uninterrupted
 
 # Names the run in the environment of every process that descends from the launcher.
 MARKER = "BLEND_RUN"
 PROC = Path("/proc")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_TELLING = re.compile(r"error|exception|refused|denied|in use|killed|failed", re.IGNORECASE)
+# The last line of a traceback; then what programs write when something is wrong.
+_TELLING = (
+    re.compile(r"^[\w.]*(Error|Exception|Exit|Interrupt|Expired)(:.*)?$"),
+    re.compile(r"error|exception|refused|denied|in use|killed|failed", re.IGNORECASE),
+    re.compile(r"\w"),
+)
 
 
 class Child:
@@ -34,6 +40,7 @@ class Child:
         self.name = name
         self.process = process
         self.log = log
+        self._start = log.stat().st_size
 
     @property
     def running(self) -> bool:
@@ -42,7 +49,7 @@ class Child:
 
     def output(self) -> str:
         """What the process has written so far, without colours."""
-        return read_log(self.log)
+        return read_log(self.log, self._start)
 
     def ending(self) -> str:
         """How it ended and the lines of its log that say why, in one line."""
@@ -86,11 +93,12 @@ class Family:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
-        if self._reaper is not None and self._reaper.stdin is not None:
-            self._reaper.kill()
-            self._reaper.stdin.close()
-            self._reaper.wait()
+        with uninterrupted():
+            self.stop()
+            if self._reaper is not None and self._reaper.stdin is not None:
+                self._reaper.kill()
+                self._reaper.stdin.close()
+                self._reaper.wait()
 
     def start(self, name: str, command: Sequence[str]) -> Child:
         """Start a process. A second one of the same name continues the same log.
@@ -173,33 +181,44 @@ def processes() -> dict[Process, int]:
     if not PROC.is_dir():
         return _process_list()
     for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):
-                # The name of the program, in brackets, may hold spaces and brackets.
-                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if fields[0] not in "ZX":
-                    table[int(entry.name), int(fields[19])] = int(fields[1])
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            table[int(entry.name), int(fields[19])] = int(fields[1])
     return table
 
 
 def is_running(pid: int) -> bool:
     """Whether a process of this id exists and is no zombie."""
-    return any(found == pid for found, _ in processes())
+    if not PROC.is_dir():
+        return any(found == pid for found, _ in _process_list())
+    return _stat(pid) is not None
 
 
 def telling_lines(text: str, count: int = 2) -> str:
     """The last lines of a log that look like a reason, else its last lines; one line."""
-    lines = [line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip(" \t-|")]
-    chosen = [line for line in lines if _TELLING.search(line)] or lines
-    return " | ".join(line[:300] for line in chosen[-count:]) or "no output"
+    lines = [line.strip() for line in text.splitlines()]
+    for pattern in _TELLING:
+        if chosen := [line[:300] for line in lines if pattern.search(line)]:
+            return " | ".join(chosen[-count:])
+    return "no output"
 
 
-def read_log(path: Path) -> str:
-    """Text of a log without colours; "" if there is none."""
+def read_log(path: Path, start: int = 0) -> str:
+    """Text of a log from byte `start` on, without colours; "" if there is none."""
     try:
-        return _COLOUR.sub("", path.read_text(encoding="utf-8", errors="replace"))
+        return _COLOUR.sub("", path.read_bytes()[start:].decode("utf-8", errors="replace"))
     except OSError:
         return ""
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat from the state on; None if the process has ended."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name of the program, in brackets before them, may hold spaces and brackets.
+    fields = text.rpartition(")")[2].split()
+    return fields if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
 def _carries(pid: int, marker: str) -> bool:

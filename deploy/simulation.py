@@ -49,7 +49,7 @@ def run_simulation(
     workspace = Workspace(out, federation)
     workspace.write_app()
     workspace.write_run_config(experiment, "simulation", started or time.time())
-    scratch = Path(tempfile.mkdtemp(prefix="blend-", dir=_short_temporary_folder()))
+    scratch = Path(tempfile.mkdtemp(prefix="blend-ray-", dir=_short_temporary_folder()))
     try:
         environment = ray_environment(workspace.environment(1), scratch)
         with Family(environment, workspace.logs) as family:

@@ -23,6 +23,4 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(settings.get("out") or Path.cwd() / "runs" / federation))
     started = float(settings.get("started") or 0.0) or None
     engine = str(settings.get("engine") or "processes")
-    Coordinator(
-        experiment, FlowerTransport(grid), out, federation, engine, started
-    ).run()
+    Coordinator(experiment, FlowerTransport(grid), out, federation, engine, started).run()

@@ -37,7 +37,10 @@ def refusal(
     leaked = sorted(set(reply.shared) & set(private))
     if leaked:
         return f"it carries private tensors: {', '.join(leaked[:3])}"
-    missing, extra = sorted(set(shapes) - set(reply.shared)), sorted(set(reply.shared) - set(shapes))
+    missing, extra = (
+        sorted(set(shapes) - set(reply.shared)),
+        sorted(set(reply.shared) - set(shapes)),
+    )
     if missing:
         return f"{len(missing)} shared tensors are missing, e.g. {missing[0]}"
     if extra:

@@ -174,7 +174,9 @@ class Coordinator:
             rows[client] = self.record.row(client, None, requests[client], reason)
             self.journal.write("absent", round=round, client=client, reason=reason)
         if len(uploads) < settings.min_replies:
-            reasons = "; ".join(f"{c}: {r['reason']}" for c, r in sorted(rows.items()) if r["reason"])
+            reasons = "; ".join(
+                f"{c}: {r['reason']}" for c, r in sorted(rows.items()) if r["reason"]
+            )
             raise RunError(
                 f"round {round}: {len(uploads)} acceptable replies, "
                 f"server.min_replies = {settings.min_replies}; {reasons}"
@@ -244,5 +246,3 @@ class Coordinator:
             last_round=self.last_round.get(client, 0),
             shared=shared,
         )
-
-

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from blend_core.errors import RunError
-from blend_core.messages import MalformedMessage, Reply, Request, failure
+from blend_core.messages import MessageError, Reply, Request, failure
 
 logger = logging.getLogger("blend.server")
 
@@ -104,7 +104,7 @@ class FlowerTransport:
         pushed = list(self.grid.push_messages([message]))
         if len(pushed) != 1 or not pushed[0]:
             raise RunError(f"the message to node {node} could not be sent")
-        return pushed[0]
+        return str(pushed[0])
 
 
 def _reply(message: Message, request: Request, client: str) -> Reply:
@@ -117,7 +117,7 @@ def _reply(message: Message, request: Request, client: str) -> Reply:
         arrays = message.content.get("arrays")
         vector = arrays["shared"].numpy() if arrays else np.zeros(0, dtype=np.float32)
         return Reply.unpack(header, vector)
-    except (MalformedMessage, KeyError, TypeError, ValueError) as error:
+    except (MessageError, KeyError, TypeError, ValueError) as error:
         return failure(
             request.kind, request.round, client, RunError(f"the reply cannot be read: {error}")
         )

@@ -12,10 +12,10 @@ os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 
 import pytest
 from safetensors.torch import save_file
+from support import tower_description, tower_state
 
 from blend_core.backbone import Backbone
 from blend_core.config import BackboneConfig, Experiment, parse_experiment
-from support import tower_description, tower_state
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,7 @@ def decode_image(path: Path) -> Tensor:
     except Exception as error:  # Decoders raise all sorts of things on damaged files.
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise SiteError(f"{path}: not readable ({reason}); replace or remove it") from None
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, 2, 0)))
 
 
 class _UnusableError(Exception):
@@ -104,7 +104,7 @@ def _pixels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8
     rgb = _to_rgb(image)
     if orientation in _TRANSPOSE:
         rgb = rgb.transpose(_TRANSPOSE[orientation])
-    return np.array(rgb)
+    return np.array(rgb)  # A copy, for what Pillow hands out cannot be written to.
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -112,7 +112,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # "I" holds 16-bit grey too, in files of some writers.
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise _UnusableError("32-bit grey; save it with 8 or 16 bits")
+            raise _UnusableError("grey values outside 0 to 65535; save it with 8 or 16 bits")
         return Image.fromarray((values / 257 + 0.5).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise _UnusableError("floating-point pixels; save it with 8 or 16 bits")

@@ -198,10 +198,11 @@ def _resize(image: Tensor, height: int, width: int, pre: Preprocess) -> Tensor:
     """
     if image.shape[1:] == (height, width):
         return image
-    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+    # Channels are moved by numpy: torch would wake all its threads for each small copy.
+    picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(image.numpy(), 0, 2)))
     resized = np.array(picture.resize((width, height), filters[pre.interpolation]))
-    return torch.from_numpy(resized).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(resized, 2, 0)))
 
 
 def _resize_crop(crop: Tensor, pre: Preprocess) -> Tensor:

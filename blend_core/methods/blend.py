@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch.nn.functional as F  # noqa: N812
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from blend_core.adapters import Bottleneck, ParallelAdapter
@@ -66,7 +66,7 @@ class BlendConfig(MethodConfig):
         "vision, text; the rest stays private",
     )
 
-    model_config = {**MethodConfig.model_config, "populate_by_name": True, "serialize_by_alias": True}
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
 
 class Blend(Method):
@@ -188,4 +188,5 @@ def _layers(key: str, chosen: Layers, total: int) -> list[int]:
 
 def _per_block(adapters: nn.ModuleDict, total: int) -> list[nn.Module | None]:
     """One entry per block: its adapter or None."""
-    return [adapters[str(n)] if str(n) in adapters else None for n in range(1, total + 1)]
+    by_layer = dict(adapters.items())
+    return [by_layer.get(str(n)) for n in range(1, total + 1)]

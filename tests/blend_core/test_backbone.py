@@ -9,8 +9,8 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from support import read_fixture, tower_description, tower_state
 from safetensors.torch import save_file
+from support import read_fixture, tower_description, tower_state
 from torch.nn.functional import normalize
 
 from blend_core.backbone import Backbone

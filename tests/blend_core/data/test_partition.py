@@ -80,10 +80,10 @@ def test_the_partition_seed_matters_and_zero_is_a_seed() -> None:
 def test_global_random_state_is_neither_read_nor_changed() -> None:
     labels = [k for k in range(5) for _ in range(16)]
     random.seed(5)
-    state, numpy_state = random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    state, numpy_state = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].copy()
     first = dirichlet_preferred(labels, 10, 16, 0.01, 1.0, 1)
     assert random.getstate() == state
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], numpy_state)
     random.seed(6)
     assert dirichlet_preferred(labels, 10, 16, 0.01, 1.0, 1) == first
 

@@ -137,11 +137,15 @@ def test_seeds_differ_and_repeat() -> None:
 
 
 def test_global_generators_are_neither_seeded_nor_consulted() -> None:
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    before = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].copy(),
+    )
     augment([photo(80, 70)], PRE, 0.08, 0.5, generator())
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
-    assert np.array_equal(before[2], np.random.get_state()[1])
+    assert np.array_equal(before[2], np.random.get_state(legacy=False)["state"]["key"])
 
 
 def test_no_images_give_an_empty_batch() -> None:

@@ -113,9 +113,9 @@ def test_zero_up_projections_reproduce_zero_shot(backbone):
             if ".up." in name:
                 parameter.zero_()
         anchor, fused = method.anchor_and_fused(images, method.text_features(classes))
-        zero_shot = build_method(
-            ZeroShotConfig(name="zero-shot"), method.backbone, 0
-        ).logits(images, classes)
+        zero_shot = build_method(ZeroShotConfig(name="zero-shot"), method.backbone, 0).logits(
+            images, classes
+        )
     np.testing.assert_array_equal(anchor, zero_shot)
     np.testing.assert_allclose(fused, anchor, atol=1e-5, rtol=0)
 
@@ -194,7 +194,11 @@ def test_layers_ranks_and_taps_are_choices(backbone):
         name="blend", vision_layers=[12, 3], text_layers=[2], vision_rank=2, projection_rank=0
     )
     few = build_method(config, method.backbone, 0)
-    assert sorted({n.rsplit(".", 2)[0] for n in few.shared()}) == ["text.2", "vision.12", "vision.3"]
+    assert sorted({n.rsplit(".", 2)[0] for n in few.shared()}) == [
+        "text.2",
+        "vision.12",
+        "vision.3",
+    ]
     assert few.private() == {}
     none = BlendConfig(name="blend", vision_rank=0, text_rank=0)
     assert build_method(none, method.backbone, 0).shared() == {}

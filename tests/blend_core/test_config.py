@@ -1,0 +1,110 @@
+"""Every wrong setting is one line that names the key; every shipped preset loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from blend_core.config import (
+    experiment_from_run_config,
+    load_experiment,
+    parse_experiment,
+    preset_names,
+    run_config,
+)
+from blend_core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rouns=3", "rouns: unknown key"),
+        ("method.gama=0.3", "method.gama: unknown key"),
+        ("method.gamma=1.5", r"method.gamma = 1.5: .*less than or equal to 1"),
+        ("method.gamma=high", r'method.gamma = "high": .*number'),
+        ("method.vision_rank=true", "method.vision_rank = true: .*integer"),
+        ("rounds=0", r"rounds = 0: .*greater than or equal to 1"),
+        ("rounds=2.5", r"rounds = 2.5: .*integer"),
+        ('seed="3"', r'seed = "3": .*integer'),
+        ("seed=-1", "seed = -1"),
+        ("method.name=blent", "method.name = 'blent': unknown; known: blend, zero-shot"),
+        ("data.template=no braces", "must contain {} exactly once"),
+        ("data.kind=cats", r"data.kind = \"cats\""),
+        ("train.device=gpu", "train.device"),
+        ("train.lr=.nan", "train.lr"),
+        ("rounds", "expected key=value"),
+        ("seed.x=1", "seed is a value, not a group"),
+        ("rounds=[", "not valid YAML"),
+        ("server.min_replies=9", r"server.min_replies \(9\) exceeds clients \(4\)"),
+        ("data.label_space=federation", None),
+    ],
+)
+def test_a_wrong_setting_is_one_line_that_names_it(override, message):
+    if message is None:
+        load_experiment("quickstart", [override])
+        return
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_experiment("quickstart", [override])
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("rounds: 7\nmethod: {gamma: 0.5}\n")
+    experiment = load_experiment(str(path), ["rounds=9", "train.lr=1e-3"])
+    assert experiment.rounds == 9
+    assert experiment.method.gamma == 0.5
+    assert experiment.train.lr == 0.001
+    assert experiment.train.batch_size == 16
+
+
+def test_missing_and_broken_files_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent.yaml: no such file, and not a preset \(blend-"):
+        load_experiment(str(tmp_path / "absent.yaml"))
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("- a list")
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        load_experiment(str(broken))
+
+
+def test_presets_are_there_and_load():
+    assert {"quickstart", "blend-paper", "blend-code"} <= set(preset_names())
+    for name in preset_names():
+        load_experiment(name)
+    paper, code = load_experiment("blend-paper").method, load_experiment("blend-code").method
+    assert (paper.gamma, paper.lambda_, paper.vision_rank, paper.text_rank) == (0.09, 0.2, 16, 16)
+    assert (code.gamma, code.lambda_, code.vision_rank, code.text_rank) == (0.9, 0.5, 128, 128)
+    assert (paper.projection_rank, code.projection_rank) == (256, 128)
+
+
+def test_every_field_has_a_help_text():
+    from pydantic import BaseModel
+
+    from blend_core.config import Experiment
+    from blend_core.methods import config_class
+
+    def fields(model, prefix=""):
+        for name, field in model.model_fields.items():
+            yield f"{prefix}{name}", field
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from fields(field.annotation, f"{name}.")
+
+    found = [*fields(Experiment), *fields(config_class("blend"), "method.")]
+    bare = [n for n, f in found if not f.description and "." in n]
+    assert len(found) > 40
+    assert bare == []
+
+
+def test_the_run_config_carries_an_experiment_unchanged():
+    experiment = load_experiment("quickstart", ["data.classes=[red fox, bus]", "seed=5"])
+    flat = run_config(experiment)
+    assert all(isinstance(value, str | int | float | bool) for value in flat.values())
+    assert experiment_from_run_config({**flat, "out": "/x"}) == experiment
+    with pytest.raises(ConfigError, match=r"method\.rankk: unknown key"):
+        experiment_from_run_config({**flat, "method.rankk": 3})
+
+
+def test_seed_zero_is_a_seed():
+    experiment = parse_experiment({"seed": 0, "data": {"partition_seed": 0, "fewshot_seed": 3}})
+    assert (experiment.seed, experiment.partition_seed, experiment.fewshot_seed) == (0, 0, 3)
+    assert parse_experiment({"seed": 4}).partition_seed == 4

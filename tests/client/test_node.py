@@ -1,0 +1,173 @@
+"""One client's requests: what is kept, what is sent, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from blend_core.backbone import Backbone
+from blend_core.messages import Request
+from blend_core.methods import build_method
+from blend_core.methods.base import snapshot
+from blend_core.state import tensors_sha256
+from client.node import Node
+from client.site import Site
+
+
+@pytest.fixture
+def setting(tiny_experiment, tower, tmp_path):
+    """(experiment, its initial shared tensors, function that makes a node)."""
+    experiment = tiny_experiment(backbone=tower("tower_a").model_dump())
+    described = Backbone.describe(experiment.backbone)
+    method = build_method(experiment.method, described, experiment.seed)
+
+    def node(index: int = 0, federation: str = "fed") -> Node:
+        name = f"client-{index:02d}"
+        return Node(Site(name, tmp_path / name, partition=index), federation)
+
+    return experiment, snapshot(method.shared()), node
+
+
+def ask(experiment, shared, kind="train", round=1, **fields) -> Request:
+    return Request(kind, "fed", round, experiment.to_json(), shared=shared, **fields)
+
+
+def test_training_changes_every_tensor_and_leaves_the_global_generators_alone(setting):
+    import torch
+
+    experiment, shared, node = setting
+    torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    reply = node().handle(ask(experiment, shared))
+    assert reply.error is None
+    assert reply.train_images > 0
+    assert set(reply.shared) == set(shared)
+    assert all(np.abs(reply.shared[name] - shared[name]).max() > 0 for name in shared)
+    assert torch.equal(torch_state, torch.random.get_rng_state())
+    assert np.array_equal(numpy_state, np.random.get_state()[1])
+
+
+def test_a_round_done_again_gives_the_same_bytes_in_this_and_in_another_process(setting):
+    experiment, shared, node = setting
+    first = node()
+    one = first.handle(ask(experiment, shared))
+    two = first.handle(ask(experiment, one.shared, round=2, last_round=1))
+    again = first.handle(ask(experiment, one.shared, round=2, last_round=1))
+    fresh = node().handle(ask(experiment, one.shared, round=2, last_round=1))
+    for other in (again, fresh):
+        assert tensors_sha256(other.shared) == tensors_sha256(two.shared)
+        assert other.statistics["private_sha256"] == two.statistics["private_sha256"]
+    assert two.statistics["private_sha256"] != one.statistics["private_sha256"]
+
+
+def test_clients_differ_and_other_seeds_differ(setting, tiny_experiment, tower):
+    experiment, shared, node = setting
+    one, two = (node(i).handle(ask(experiment, shared)) for i in (0, 1))
+    assert tensors_sha256(one.shared) != tensors_sha256(two.shared)
+    assert one.statistics["private_sha256"] != two.statistics["private_sha256"]
+    other_seed = experiment.model_copy(update={"seed": 2})
+    data = experiment.data.model_copy(update={"partition_seed": 1, "fewshot_seed": 1})
+    other_seed = other_seed.model_copy(update={"data": data})
+    other = node().handle(ask(other_seed, shared))
+    assert tensors_sha256(other.shared) != tensors_sha256(one.shared)
+
+
+def test_a_never_sampled_client_is_evaluated_with_its_initial_private_part(setting):
+    experiment, shared, node = setting
+    reply = node(1).handle(ask(experiment, shared, kind="evaluate", round=9))
+    assert reply.error is None
+    assert reply.shared == {}
+    counts = reply.statistics["counts"]
+    assert counts["base"][1] == 20
+    assert counts["novel"][1] == 20
+    assert 0 < counts["local"][1] <= 20
+
+
+def test_evaluation_rides_on_the_train_message_and_sees_the_received_model(setting):
+    experiment, shared, node = setting
+    subject = node()
+    alone = subject.handle(ask(experiment, shared, kind="evaluate", round=1))
+    riding = subject.handle(ask(experiment, shared, evaluate=True))
+    assert riding.statistics["counts"] == alone.statistics["counts"]
+    assert "counts" not in subject.handle(ask(experiment, shared)).statistics
+
+
+def test_lost_private_state_is_an_error_not_a_cold_start(setting, tmp_path):
+    experiment, shared, node = setting
+    reply = node().handle(ask(experiment, shared, round=5, last_round=4))
+    assert reply.exit_code == 3
+    assert "private state of round 4 is missing" in reply.error
+    assert "\n" not in reply.error
+
+
+def test_a_damaged_private_state_is_named(setting, tmp_path):
+    experiment, shared, node = setting
+    first = node()
+    first.handle(ask(experiment, shared))
+    path = next(first.generations.folder.glob("round-*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    reply = node().handle(ask(experiment, shared, round=2, last_round=1))
+    assert reply.exit_code == 3
+    assert path.name in reply.error
+
+
+def test_private_state_of_another_method_is_refused(setting):
+    experiment, shared, node = setting
+    node().handle(ask(experiment, shared))
+    method = experiment.method.model_copy(update={"gamma": 0.1})
+    other = experiment.model_copy(update={"method": method})
+    reply = node().handle(ask(other, shared, round=2, last_round=1))
+    assert "other settings of the method" in reply.error
+
+
+def test_private_values_leave_the_site_in_no_reply(setting):
+    """A canary written into the private tensors must not be found in any message."""
+    experiment, shared, node = setting
+    subject = node()
+    subject.handle(ask(experiment, shared))
+    canary = np.float32(1.2345678e17)
+    round, private, header = subject.generations.newest_before(2)
+    private = {name: np.full_like(value, canary) for name, value in private.items()}
+    subject.generations.save(round, private, header)
+    replies = [
+        subject.handle(ask(experiment, shared, kind="evaluate", round=2, last_round=1)),
+        subject.handle(ask(experiment, shared, kind="join", round=0)),
+    ]
+    for reply in replies:
+        assert reply.error is None
+        header_text, vector = reply.pack()
+        assert canary not in vector
+        assert "1.2345" not in header_text
+        assert not set(private) & set(reply.shared)
+
+
+def test_a_reply_names_no_class_and_no_path(setting, tmp_path):
+    experiment, shared, node = setting
+    subject = node()
+    for request in (ask(experiment, shared, kind="join", round=0), ask(experiment, shared)):
+        text = json.dumps(subject.handle(request).statistics)
+        names = subject._load(request).data.base_names
+        assert not any(name in text for name in names)
+        assert str(tmp_path) not in text
+
+
+def test_a_wrong_setting_comes_back_as_one_line(setting):
+    experiment, _, node = setting
+    data = experiment.to_json()
+    data["method"]["vision_layers"] = [7]
+    reply = node().handle(Request("join", "fed", 0, data))
+    assert reply.exit_code == 2
+    assert "method.vision_layers = [7]" in reply.error
+
+
+def test_a_client_with_one_image_trains(setting, tiny_experiment, tower):
+    experiment = tiny_experiment(
+        backbone=tower("tower_a").model_dump(), data={"shots": 1}, clients=20
+    )
+    _, shared, node = setting
+    replies = [node(i).handle(ask(experiment, shared)) for i in range(20)]
+    assert [r.error for r in replies] == [None] * 20
+    assert 1 in {r.train_images for r in replies}

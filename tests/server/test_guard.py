@@ -1,0 +1,108 @@
+"""The guard's catalogue: every kind of bad reply is refused, with the reason in words."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from blend_core.messages import MessageError, Reply
+from server.guard import refusal, statistics_refusal
+
+SHAPES = {"text.1.up.weight": (4, 3), "vision.1.down.bias": (4,)}
+
+
+def good_reply(**changes) -> Reply:
+    shared = {name: np.ones(shape, dtype=np.float32) for name, shape in SHAPES.items()}
+    shared.update(changes.pop("shared", {}))
+    fields = {"kind": "train", "round": 3, "client": "a", "train_images": 5, "statistics": {}}
+    return Reply(**{**fields, **changes}, shared={k: v for k, v in shared.items() if v is not None})
+
+
+def judge(reply: Reply) -> str | None:
+    return refusal(reply, "a", 3, SHAPES, {"proj.up.weight"}, 1000)
+
+
+def with_value(value: float) -> np.ndarray:
+    array = np.ones((4, 3), dtype=np.float32)
+    array[2, 1] = value
+    return array
+
+
+def test_a_good_reply_passes():
+    assert judge(good_reply()) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (good_reply(shared={"text.1.up.weight": with_value(np.nan)}), "not finite"),
+        (good_reply(shared={"text.1.up.weight": with_value(np.inf)}), "not finite"),
+        (good_reply(shared={"text.1.up.weight": with_value(-np.inf)}), "not finite"),
+        (good_reply(shared={"vision.1.down.bias": None}), "missing, e.g. vision.1.down.bias"),
+        (good_reply(shared={"other": np.ones(1, np.float32)}), "unknown, e.g. other"),
+        (good_reply(shared={"proj.up.weight": np.ones(2, np.float32)}), "private tensors: proj.up"),
+        (good_reply(shared={"text.1.up.weight": np.ones((3, 4), np.float32)}), r"shape \(3, 4\)"),
+        (good_reply(shared={"text.1.up.weight": np.ones((1, 3), np.float32)}), r"shape \(1, 3\)"),
+        (good_reply(shared={"vision.1.down.bias": np.ones((), np.float32)}), r"shape \(\)"),
+        (good_reply(shared={"vision.1.down.bias": np.ones(4, np.float64)}), "dtype float64"),
+        (good_reply(shared={"vision.1.down.bias": np.ones(4, np.int32)}), "dtype int32"),
+        (good_reply(train_images=0), "training images is 0"),
+        (good_reply(train_images=-5), "training images is -5"),
+        (good_reply(train_images=1001), "training images is 1001"),
+        (good_reply(train_images=2.5), "training images is 2.5"),
+        (good_reply(train_images=True), "training images is True"),
+        (good_reply(round=2), "train of round 2, asked was train of round 3"),
+        (good_reply(kind="evaluate"), "answers evaluate"),
+        (good_reply(client="mallory"), "claims to come from 'mallory'"),
+        (good_reply(statistics={"counts": {"local": [1, 2]}}), "counts of right answers"),
+        (
+            good_reply(statistics={"counts": {g: [3, 2] for g in ("local", "base", "novel")}}),
+            "counts of right answers",
+        ),
+        (good_reply(statistics={"train_span": ["x", 1]}), "train_span"),
+        (good_reply(statistics={"train_span": [float("nan"), 1]}), "train_span"),
+    ],
+)
+def test_a_bad_reply_is_refused_with_its_reason(reply, reason):
+    import re
+
+    assert re.search(reason, judge(reply) or "accepted")
+
+
+def test_a_wrong_dtype_survives_the_wire_and_is_seen_by_the_guard():
+    reply = good_reply(shared={"vision.1.down.bias": np.ones(4, np.float64)})
+    assert "dtype float64" in (judge(Reply.unpack(*reply.pack())) or "")
+
+
+def test_evaluation_replies_need_counts():
+    assert statistics_refusal(good_reply(), counts_needed=True)
+    counts = {"local": [1, 2], "base": [1, 4], "novel": [0, 0]}
+    assert statistics_refusal(good_reply(statistics={"counts": counts}), True) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "vector"),
+    [
+        ({"layout": {"w": ["float32", [3]]}}, np.zeros(2, np.float32)),
+        ({"layout": {"w": ["float32", [1]]}}, np.zeros(2, np.float32)),
+        ({"layout": {"w": ["float32", [-1]]}}, np.zeros(2, np.float32)),
+        ({"layout": {"w": ["object", [2]]}}, np.zeros(2, np.float32)),
+        ({"layout": {"w": ["S1000000000", [2]]}}, np.zeros(2, np.float32)),
+        ({"layout": ["w"]}, np.zeros(2, np.float32)),
+        ({"kind": "explode"}, np.zeros(0, np.float32)),
+        ({"round": "1"}, np.zeros(0, np.float32)),
+        ({"statistics": []}, np.zeros(0, np.float32)),
+        ({"surprise": 1}, np.zeros(0, np.float32)),
+    ],
+)
+def test_headers_that_make_no_sense_are_malformed_messages(change, vector):
+    header = json.loads(Reply("train", 1, "a").pack()[0])
+    with pytest.raises(MessageError):
+        Reply.unpack(json.dumps({**header, **change}), vector)
+
+
+def test_text_that_is_no_json_is_a_malformed_message():
+    with pytest.raises(MessageError):
+        Reply.unpack("{", np.zeros(0, np.float32))

@@ -1,0 +1,218 @@
+"""The coordinator with scripted clients: sampling, refusals, deadlines, what the run records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from blend_core import __version__
+from blend_core.config import load_experiment
+from blend_core.errors import FormationError, RunError, SiteError
+from blend_core.messages import Reply, Request, failure
+from blend_core.state import Generations
+from server.aggregation import weighted_mean
+from server.strategy import Coordinator
+
+Client = Callable[[str, Request], Reply | None]
+
+
+class Scripted:
+    """A transport whose clients are functions; None means no reply in time."""
+
+    def __init__(self, clients: Mapping[str, Client], reverse: bool = False) -> None:
+        self.clients = clients
+        self.reverse = reverse
+        self.asked: list[tuple[int, list[str]]] = []
+
+    def join(self, request: Request, wanted: int, timeout: float) -> Iterator[Reply]:
+        for name, client in self.clients.items():
+            reply = client(name, request)
+            if reply is not None:
+                yield reply
+
+    def ask(self, requests: Mapping[str, Request], timeout: float) -> Iterator[tuple[str, Reply]]:
+        round = next(iter(requests.values())).round
+        self.asked.append((round, sorted(requests)))
+        for name in sorted(requests, reverse=self.reverse):
+            reply = self.clients[name](name, requests[name])
+            if reply is not None:
+                yield name, reply
+
+
+def honest(images: int) -> Client:
+    """A client that adds its number of images to every shared value."""
+
+    def client(name: str, request: Request) -> Reply:
+        counts = {"local": [images, 10], "base": [images, 20], "novel": [1, 20]}
+        shared = {k: v + np.float32(images) for k, v in request.shared.items()}
+        return Reply(
+            request.kind,
+            request.round,
+            name,
+            __version__,
+            images,
+            {"counts": counts, "private_sha256": f"hash of {name}"},
+            shared=shared if request.kind == "train" else {},
+        )
+
+    return client
+
+
+@pytest.fixture
+def coordinator(tiny_experiment, tower, tmp_path):
+    def build(who: Mapping[str, Client], reverse: bool = False, **changes) -> Coordinator:
+        changes = {"backbone": tower("tower_a").model_dump(), **changes}
+        experiment = tiny_experiment(**{"clients": len(who), **changes})
+        return Coordinator(experiment, Scripted(who, reverse), tmp_path, "fed", "scripted")
+
+    return build
+
+
+def events(tmp_path) -> list[dict]:
+    return [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+
+
+def test_the_mean_is_weighted_by_images_and_independent_of_the_order_of_replies():
+    uploads = {"b": {"w": np.float32([4, 8])}, "a": {"w": np.float32([1, 2])}}
+    # (1 * [1, 2] + 3 * [4, 8]) / 4
+    assert weighted_mean(uploads, {"a": 1, "b": 3})["w"].tolist() == [3.25, 6.5]
+    turned = dict(reversed(uploads.items()))
+    assert weighted_mean(turned, {"b": 3, "a": 1})["w"].tolist() == [3.25, 6.5]
+
+
+def test_a_run_averages_every_round_and_records_rows(coordinator, tmp_path):
+    run = coordinator({"a": honest(1), "b": honest(3)})
+    run.run()
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [r["round"] for r in results["rounds"]] == [1, 2]
+    row = results["rounds"][0]["clients"][0]
+    assert (row["client"], row["status"], row["train_images"]) == ("a", "accepted", 1)
+    assert row["bytes_up"] == row["bytes_down"] == results["bytes_per_round"]["up"]["a"]
+    # 1 of 10 and 3 of 10 right: Per. 20; 1 of 20 new right: Gen. 5.
+    assert (results["final"]["per"], results["final"]["gen"]) == (20.0, 5.0)
+    assert results["final"]["counts"]["b"]["base"] == [3, 20]
+    assert results["clients"][0]["private_sha256"] == "hash of a"
+    # Every round adds (1 * 1 + 3 * 3) / 4 = 2.5 to every value.
+    checkpoints = Generations(tmp_path / "checkpoints")
+    _, second, _ = checkpoints.newest_before(3)
+    _, first, _ = checkpoints.newest_before(2)
+    for name in second:
+        np.testing.assert_allclose(second[name] - first[name], 2.5, rtol=1e-5)
+
+
+def test_the_order_of_replies_changes_no_bit(coordinator, tmp_path):
+    hashes = set()
+    for reverse in (False, True):
+        coordinator({"a": honest(1), "b": honest(3), "c": honest(7)}, reverse).run()
+        hashes.add(json.loads((tmp_path / "results.json").read_text())["shared_sha256"])
+    assert len(hashes) == 1
+
+
+def test_a_bad_reply_is_refused_and_the_round_goes_on(coordinator, tmp_path):
+    def poisoned(name: str, request: Request) -> Reply:
+        reply = honest(5)(name, request)
+        for value in reply.shared.values():
+            value.fill(np.nan)
+        return reply
+
+    coordinator({"a": honest(1), "b": poisoned}).run()
+    refused = [e for e in events(tmp_path) if e["event"] == "refused"]
+    assert {(e["round"], e["client"]) for e in refused} == {(1, "b"), (2, "b")}
+    rows = json.loads((tmp_path / "results.json").read_text())["rounds"][0]["clients"]
+    assert [r["status"] for r in rows] == ["accepted", "refused"]
+    assert "not finite" in rows[1]["reason"]
+
+
+def test_too_few_acceptable_replies_end_the_run_with_the_reasons(coordinator, tmp_path):
+    def silent(name: str, request: Request) -> Reply | None:
+        return honest(2)(name, request) if request.kind == "join" else None
+
+    run = coordinator({"a": honest(1), "b": silent}, server={"min_replies": 2})
+    with pytest.raises(RunError, match=r"round 1: 1 acceptable .*min_replies = 2; b: no reply"):
+        run.run()
+    last = events(tmp_path)[-1]
+    assert (last["event"], last["exit_code"]) == ("failed", 1)
+
+
+def test_an_absent_client_is_recorded_and_evaluated_later(coordinator, tmp_path):
+    def late(name: str, request: Request) -> Reply | None:
+        return None if request.kind == "train" and request.round == 1 else honest(2)(name, request)
+
+    coordinator({"a": honest(1), "b": late}).run()
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [r["status"] for r in results["rounds"][0]["clients"]] == ["accepted", "absent"]
+    assert [r["status"] for r in results["rounds"][1]["clients"]] == ["accepted", "accepted"]
+    assert set(results["final"]["counts"]) == {"a", "b"}
+
+
+def test_a_federation_that_cannot_form_names_who_is_missing(coordinator, tmp_path):
+    run = coordinator({"client-00": honest(1)}, clients=2)
+    with pytest.raises(FormationError, match=r"1 of 2 clients joined .*missing: client-01"):
+        run.run()
+    assert events(tmp_path)[-1]["exit_code"] == 4
+
+
+def test_a_sites_own_error_ends_formation_with_its_exit_code(coordinator, tmp_path):
+    def broken(name: str, request: Request) -> Reply:
+        return failure("join", 0, name, SiteError("b: E01 data directory not found"))
+
+    with pytest.raises(SiteError, match="E01 data directory not found"):
+        coordinator({"a": honest(1), "b": broken}).run()
+    assert events(tmp_path)[-1]["exit_code"] == 3
+
+
+def test_a_client_with_another_version_is_refused_by_name(coordinator):
+    def old(name: str, request: Request) -> Reply:
+        reply = honest(1)(name, request)
+        reply.version = "0.0.1"
+        return reply
+
+    with pytest.raises(FormationError, match=r"b: it runs version 0\.0\.1"):
+        coordinator({"a": honest(1), "b": old}).run()
+
+
+def test_sampling_is_by_name_seeded_and_without_replacement(coordinator):
+    clients = {f"c{i}": honest(i) for i in range(10)}
+    run = coordinator(clients, rounds=6, server={"fraction": 0.35})
+    run.run()
+    asked = [names for round, names in run.transport.asked if round <= 6]
+    # c0 has no training image and is never asked; floor(0.35 * 9) = 3.
+    assert all(len(set(names)) == 3 and "c0" not in names for names in asked)
+    assert len({tuple(names) for names in asked}) > 1
+    again = coordinator(clients, rounds=6, server={"fraction": 0.35})
+    again.run()
+    assert again.transport.asked == run.transport.asked
+    other = coordinator(clients, rounds=6, seed=0, server={"fraction": 0.35})
+    other.run()
+    assert other.transport.asked != run.transport.asked
+    # The last evaluation asks everyone, sampled or not.
+    assert run.transport.asked[-1] == (7, sorted(clients))
+
+
+def test_requests_say_which_round_of_the_client_was_accepted_last(coordinator):
+    seen: list[tuple[int, int]] = []
+
+    def watching(name: str, request: Request) -> Reply:
+        seen.append((request.round, request.last_round))
+        return honest(1)(name, request)
+
+    coordinator({"a": watching}, rounds=3).run()
+    assert seen == [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3)]
+
+
+def test_zero_shot_runs_no_round(tiny_experiment, tower, tmp_path):
+    experiment = load_experiment("quickstart", ["method={name: zero-shot}", "clients=1"])
+    experiment = experiment.model_copy(update={"backbone": tower("tower_a")})
+    transport = Scripted({"a": honest(1)})
+    Coordinator(experiment, transport, tmp_path, "fed", "scripted").run()
+    assert [round for round, _ in transport.asked] == [experiment.rounds + 1]
+    assert json.loads((tmp_path / "results.json").read_text())["rounds"] == []
+
+
+def test_last_checkpoints_are_kept(coordinator, tmp_path):
+    coordinator({"a": honest(1)}, rounds=5).run()
+    names = sorted(p.name for p in (tmp_path / "checkpoints").glob("round-*"))
+    assert names == [f"round-{n:06d}.safetensors" for n in (3, 4, 5)]
