@@ -251,14 +251,14 @@ def run_config(experiment: Experiment) -> dict[str, str | int | float | bool]:
 
 
 # Keys of the run-config that are not settings of the experiment.
-CARRIER_KEYS = ("experiment", "out", "federation", "engine", "started")
+CARRIER_KEYS = ("experiment", "preset", "out", "federation", "engine", "started")
 
 
 def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:
     """The experiment that Flower's run-config carries.
 
     The `blend` command sends it whole, as JSON under `experiment`. `flwr run .` gives single
-    keys, of which an empty text means "not set: the default".
+    keys over those of `preset`; an empty text means "not set".
 
     Raises:
         ConfigError: one line that names the key.
@@ -266,14 +266,14 @@ def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:
     whole = settings.get("experiment")
     if whole:
         return parse_experiment(json.loads(str(whole)))
-    data: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for key, value in settings.items():
         if key in CARRIER_KEYS or value == "":
             continue
-        if isinstance(value, str) and value.startswith("["):
-            value = _yaml_value(value, key)
-        _assign(data, key, value)
-    return parse_experiment(data)
+        listed = isinstance(value, str) and value.startswith("[")
+        given[key] = _yaml_value(value, key) if listed else value
+    preset = settings.get("preset")
+    return parse_experiment(_override(_read_yaml(str(preset)) if preset else {}, given))
 
 
 def preset_names() -> list[str]:
@@ -292,13 +292,27 @@ def load_experiment(source: str | None, overrides: Sequence[str] = ()) -> Experi
     Raises:
         ConfigError: no such file, not YAML, unknown key, wrong type or value.
     """
-    data = _read_yaml(source or "quickstart")
+    settings: dict[str, Any] = {}
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
-        _assign(data, key.strip(), _yaml_value(value, f"--set {text}"))
-    return parse_experiment(data)
+        settings[key.strip()] = _yaml_value(value, f"--set {text}")
+    return parse_experiment(_override(_read_yaml(source or "quickstart"), settings))
+
+
+def _override(data: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Put settings with dotted keys over the data of a file.
+
+    Another method does not inherit the fields that the file sets for its own.
+    """
+    name = settings.get("method.name")
+    method = data.get("method")
+    if name is not None and isinstance(method, dict) and method.get("name", "blend") != name:
+        data["method"] = {"name": name}
+    for key, value in settings.items():
+        _assign(data, key, value)
+    return data
 
 
 def _read_yaml(source: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Node:
 
     def __init__(self, site: Site, federation: str) -> None:
         self.site = site
-        self.generations = Generations(site.state_dir / federation / site.name)
+        self.generations = Generations(site.folder(federation))
         self._loaded: tuple[str, _Loaded] | None = None
 
     def handle(self, request: Request) -> Reply:

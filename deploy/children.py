@@ -223,9 +223,10 @@ def _stat(pid: int) -> list[str] | None:
 
 def _carries(pid: int, marker: str) -> bool:
     try:
-        return f"{MARKER}={marker}".encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
+    return f"{MARKER}={marker}".encode() in variables
 
 
 def _process_list() -> dict[Process, int]:

@@ -47,6 +47,8 @@ class Workspace:
         self.app = self.home / "app"
         self.run_config = self.home / "run-config.toml"
         self.logs = out / "logs"
+        # Not the federation's id alone: two runs may have been given the same one.
+        self.marker = f"{federation}-{secrets.token_hex(8)}"
         self.app.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(parents=True, exist_ok=True)
 
@@ -113,7 +115,7 @@ class Workspace:
         scripts = str(Path(sys.executable).parent)
         interval = min(max(super_execs / LOOKS_PER_SECOND, 0.1), 1.0)
         return clean | {
-            MARKER: self.federation,
+            MARKER: self.marker,
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -166,9 +168,10 @@ def _import_path(environment: Mapping[str, str]) -> list[str]:
     """PYTHONPATH for children: they import the packages that this process imports."""
     packages = str(Path(__file__).resolve().parent.parent)
     given = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
-    installed = {str(Path(p).resolve()) for p in [*site.getsitepackages(), site.getusersitepackages()]}
+    installed = [*site.getsitepackages(), site.getusersitepackages()]
     # site-packages must not move in front of the standard library.
-    return given if packages in installed | set(given) else [packages, *given]
+    known = packages in given or packages in {str(Path(path).resolve()) for path in installed}
+    return given if known else [packages, *given]
 
 
 def _toml(text: str) -> str:

@@ -175,8 +175,10 @@ class _Nodes:
 
     def check(self) -> None:
         """Restart who found its port taken, report who died. Raises `RunError` when all did."""
-        current = {child.name: child for child in self.family.children if child.name in self.configs}
-        for name, child in current.items():
+        # The newest process of each name counts.
+        current = {child.name: child for child in self.family.children}
+        for name in self.configs:
+            child = current[name]
             if child.running or name in self.dead:
                 continue
             taken = PORT_TAKEN in child.output().lower()

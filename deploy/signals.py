@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 class Interrupted(BaseException):
     """The user or the system asked us to end.
@@ -42,8 +40,10 @@ def interruptible() -> Iterator[None]:
     Call it in the main thread, around everything that starts processes.
     """
     _state.raised, _state.waiting = False, None
+    numbers = [signal.SIGINT, signal.SIGTERM]
     # A run under nohup goes on when the terminal is closed.
-    numbers = [n for n in NUMBERS if not (n == signal.SIGHUP and signal.getsignal(n) == signal.SIG_IGN)]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, _handle) for number in numbers}
     try:
         yield

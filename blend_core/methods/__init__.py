@@ -18,10 +18,15 @@ _METHODS = {
 }
 
 
+def method_names() -> list[str]:
+    """Names of all methods, sorted."""
+    return sorted(_METHODS)
+
+
 def method_class(name: str) -> type[Method]:
     """The class of a method by its name. Raises `ConfigError` for an unknown one."""
     if name not in _METHODS:
-        raise ConfigError(f"method.name = {name!r}: unknown; known: {', '.join(sorted(_METHODS))}")
+        raise ConfigError(f"method.name = {name!r}: unknown; known: {', '.join(method_names())}")
     module, attribute = _METHODS[name].split(":")
     found: type[Method] = getattr(import_module(module), attribute)
     return found

@@ -1,0 +1,55 @@
+"""The `[tool.flwr.app]` part of pyproject.toml, generated from the schema of an experiment.
+
+`python -m deploy.app_config` prints it. Every key is empty, which means "not set": the preset's
+value, then the default. So `flwr run . --run-config "rounds=3 method.gamma=0.3"` works, and wrong
+keys are refused by Flower, wrong values by the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from blend_core.config import CARRIER_KEYS, Experiment
+from blend_core.methods import config_class, method_names
+from deploy.engine import COMPONENTS
+
+HEAD = """\
+[tool.flwr.app]
+publisher = "blend"
+# No code travels: every site runs its installed package, whose version the server checks.
+fab-include = ["LICENSE"]
+
+[tool.flwr.app.components]
+"""
+
+
+def app_config() -> str:
+    """The TOML text, with one commented line per setting."""
+    components = "".join(f'{key} = "{value}"\n' for key, value in COMPONENTS.items())
+    lines = [HEAD + components, "[tool.flwr.app.config]"]
+    lines += [f'{key} = "{"quickstart" if key == "preset" else ""}"' for key in CARRIER_KEYS]
+    known: dict[str, str] = dict(_settings(Experiment, ""))
+    for name in method_names():
+        for key, text in _settings(config_class(name), "method."):
+            known.setdefault(key, f"{name}: {text}" if key != "method.name" else text)
+    lines += [f'{key} = "" # {text}' for key, text in known.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, field in model.model_fields.items():
+        kind: Any = field.annotation
+        key = f"{prefix}{field.alias or name}"
+        if key == "method":
+            continue
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _settings(kind, f"{key}.")
+        else:
+            yield key, field.description or ""
+
+
+if __name__ == "__main__":
+    print(app_config(), end="")

@@ -1,0 +1,232 @@
+"""The `blend` command."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from blend_core import __version__
+from blend_core.errors import BlendError, ConfigError, RunError
+from deploy.signals import Interrupted, interruptible
+
+if TYPE_CHECKING:
+    from blend_core.config import Experiment
+    from deploy.progress import Progress
+
+# Heavy modules (torch, Flower, pydantic) are imported where they are used: --help must be quick.
+
+app = typer.Typer(
+    name="blend",
+    help="Personalised, federated CLIP.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+STARTED = time.time()
+
+
+class Engine(StrEnum):
+    """How the clients of a run are computed; the numbers are the same."""
+
+    LOOP = "loop"
+    SIMULATION = "simulation"
+    PROCESSES = "processes"
+
+
+def main() -> None:
+    """Entry point of the `blend` command; ends the process with the command's exit code."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        with interruptible():
+            app()
+    except Interrupted as stop:
+        _report(str(stop))
+        sys.exit(stop.exit_code)
+    except BlendError as error:
+        if debug:
+            traceback.print_exc()
+        _report(f"error: {error}")
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        hint = "" if debug else "; --debug shows where"
+        _report(f"error: {type(error).__name__}: {error}{hint}")
+        sys.exit(RunError.exit_code)
+
+
+@app.callback(invoke_without_command=True)
+def blend(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Personalised, federated CLIP."""
+    if version:
+        print(f"blend {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Annotated[
+        str | None, typer.Argument(help="Name of a preset or a YAML file; none: quickstart.")
+    ] = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="processes: a SuperLink and one SuperNode per client on this machine; "
+            "simulation: Ray; loop: this process. All give the same numbers."
+        ),
+    ] = Engine.PROCESSES,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="New or empty folder for everything; none: runs/METHOD-DATE-TIME."),
+    ] = None,
+    actors: Annotated[
+        int | None,
+        typer.Option(min=1, help="simulation: clients computed at a time; none: one per core."),
+    ] = None,
+    start_timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that SuperLink and ServerApp may take to start.")
+    ] = 120.0,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Run an experiment and print its table."""
+    from blend_core.config import load_experiment
+    from deploy.progress import Progress
+
+    if actors is not None and engine is not Engine.SIMULATION:
+        raise ConfigError(f"--actors {actors}: only --engine simulation has actors")
+    experiment = load_experiment(config, settings or [])
+    folder = prepare_folder(out, experiment)
+    console = Console(highlight=False)
+    console.print(compact_yaml(experiment), markup=False, soft_wrap=True, end="")
+    console.print(f"engine {engine}, out {folder}", markup=False, soft_wrap=True)
+    federation = f"{experiment.method.name}-{secrets.token_hex(6)}"
+    with Progress(console, experiment.rounds, experiment.clients, STARTED) as progress:
+        if engine is Engine.LOOP:
+            _run_loop(experiment, folder, federation, progress)
+        elif engine is Engine.SIMULATION:
+            from deploy.simulation import run_simulation
+
+            run_simulation(experiment, folder, federation, progress, STARTED, start_timeout, actors)
+        else:
+            from deploy.processes import run_processes
+
+            run_processes(experiment, folder, federation, progress, STARTED, start_timeout)
+    show(folder, console)
+
+
+def prepare_folder(out: Path | None, experiment: Experiment) -> Path:
+    """Create the run's folder, store the resolved configuration in it, return its full path.
+
+    Raises:
+        ConfigError: it holds something already, or cannot be written.
+    """
+    if out is None:
+        name = f"{experiment.method.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        out = Path("runs") / name
+        number = 2
+        while out.exists():  # Two runs in the same second.
+            out = Path("runs") / f"{name}-{number}"
+            number += 1
+    out = out.expanduser().absolute()
+    try:
+        if out.exists() and not out.is_dir():
+            raise ConfigError(f"--out {out}: is a file; name a new folder")
+        if out.exists() and any(out.iterdir()):
+            raise ConfigError(f"--out {out}: not empty; name a new folder, or remove this one")
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "config.yaml").write_text(_yaml(experiment, False), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}; name a folder you may write") from None
+    return out
+
+
+def compact_yaml(experiment: Experiment) -> str:
+    """The resolved configuration, one line per group of settings where it fits."""
+    return _yaml(experiment, None)
+
+
+def show(folder: Path, console: Console) -> None:
+    """Print the table of a run that has finished.
+
+    Raises:
+        RunError: there are no results.
+    """
+    from deploy.table import print_results
+    from server.results import RESULTS
+
+    path = folder / RESULTS
+    try:
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"the run finished without readable results: {error}") from None
+    print_results(results, path, console)
+
+
+def _yaml(experiment: Experiment, flow_style: bool | None) -> str:
+    import yaml
+
+    data = experiment.to_json()
+    return str(
+        yaml.safe_dump(
+            data, sort_keys=False, default_flow_style=flow_style, allow_unicode=True, width=100
+        )
+    )
+
+
+def _run_loop(experiment: Experiment, folder: Path, federation: str, progress: Progress) -> None:
+    from deploy.loop import run_loop
+
+    with _followed(folder, progress):
+        run_loop(experiment, folder, federation, STARTED)
+
+
+@contextmanager
+def _followed(folder: Path, progress: Progress) -> Iterator[None]:
+    """Show the journal while this thread writes it."""
+    from deploy.events import EventTail
+
+    tail = EventTail(folder)
+    done = threading.Event()
+
+    def follow() -> None:
+        while not done.wait(0.1):
+            for event in tail.read():
+                progress(event)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        for event in tail.read():
+            progress(event)
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
