@@ -101,6 +101,11 @@ class Backbone:
         return len(self.model.transformer.resblocks)
 
     @property
+    def embed_dim(self) -> int:
+        """Dimension d_e of the joint space."""
+        return int(self.model.text_projection.shape[1])
+
+    @property
     def temperature(self) -> Tensor:
         """exp(logit_scale), a scalar: 100 for the OpenAI weights."""
         temperature: Tensor = self.model.logit_scale.exp().reshape(())

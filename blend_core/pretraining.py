@@ -207,7 +207,7 @@ def train(steps: int, batch: int, seed: int, rate: float) -> Any:
                 + functional.cross_entropy(logits.T, targets)
             )
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         with torch.no_grad():
@@ -268,7 +268,7 @@ def card(facts: dict[str, str], measured: dict[str, tuple[float, float]], scale:
         f"| {name} | {len(_sets()[name])} | {clean:.1%} | {shifted:.1%} |"
         for name, (clean, shifted) in measured.items()
     )
-    templates = ", ".join(f'"{template}"' for template in TEMPLATES)
+    templates = "\n".join(f'- "{template}"' for template in TEMPLATES)
     return f"""\
 # {NAME}
 
@@ -278,9 +278,9 @@ no use on photographs. Licence: Apache-2.0 (weights and images are products of t
 
 ## Model
 
-`{NAME}.json`, an open_clip configuration: 48 x 48 images in patches of 8, six vision and four text
-layers of width 128 in heads of 32, 16 tokens, an embedding of 128, QuickGELU, CLIP's tokenizer and
-image normalisation. `{NAME}.safetensors` holds open_clip's state dict in float16.
+`{NAME}.json`, an open_clip configuration: 48 x 48 images in patches of 8, six vision and four
+text layers of width 128 in heads of 32, 16 tokens, an embedding of 128, QuickGELU, CLIP's
+tokenizer and image normalisation. `{NAME}.safetensors` holds open_clip's state dict in float16.
 Its temperature exp(logit_scale) is {scale:.1f}; training capped it at {_TEMPERATURE:g}.
 
 ## Data
@@ -289,7 +289,9 @@ Its temperature exp(logit_scale) is {scale:.1f}; training capped it at {_TEMPERA
 combinations, an endless stream of images of each; the 60 that `held_out()` lists it has never seen,
 though every colour, fill and outline occurs in the 540. Half of the images are in the style
 `CLEAN`, half in a mild variation of it. `SHIFTED` is not trained on.
-Captions: {templates}.
+The captions are
+
+{templates}
 
 ## Training
 
@@ -308,14 +310,17 @@ Prompt "{PROMPT}", 20 images a class, each set among its own names only.
 | --- | ---: | ---: | ---: |
 {rows}
 
-Base, new and development are the benchmark's parts of the 60. The strength of `SHIFTED` was chosen
-after the training, to leave room for adaptation.
+Base, new and development are the benchmark's parts of the 60. The strength of `SHIFTED` was set
+after the training so that this model's shifted accuracy among all 60, base and new ones included,
+falls between 55 and 75 %: that number is a choice, not a finding. Ten client styles drawn by
+`style_around(SHIFTED, generator, 1.0)` gave 39 to 73 % among the 60, 54 % on average.
 
 ## Limits
 
-Only the {len(used_tokens())} rows of the token table that the captions use are non-zero: any other
-word is invisible to the model. Class names other than "<colour> <fill> <outline>" of the known
-words, larger images and photographs are outside what it has learnt.
+Only {len(used_tokens())} rows of the token table are non-zero, those that the captions use, start,
+end and padding included: all other words look alike to the model. Class names other than
+"<colour> <fill> <outline>" of the known words, larger images and photographs are outside what it
+has learnt.
 """
 
 
@@ -333,7 +338,8 @@ def load(path: Path) -> tuple[Any, dict[str, str]]:
         RuntimeError: the tensors are not exactly those of the packaged configuration.
     """
     with safe_open(path, framework="pt") as file:
-        state, facts = {name: file.get_tensor(name) for name in file}, file.metadata()
+        names, facts = file.keys(), file.metadata()
+        state = {name: file.get_tensor(name) for name in names}
     model = new_model(0)
     model.load_state_dict(state, strict=True)
     return model.eval(), facts

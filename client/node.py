@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from functools import lru_cache
 from typing import Any
@@ -53,6 +54,10 @@ class Node:
         answer = {"join": self.join, "train": self.train, "evaluate": self.evaluate}
         try:
             return answer[request.kind](request)
+        except SiteError as error:
+            logger.error("%s: %s", self.site.name, error)
+            told = self._for_outside(request, error)
+            return failure(request.kind, request.round, self.site.name, told)
         except BlendError as error:
             return failure(request.kind, request.round, self.site.name, error)
         except Exception as error:
@@ -101,6 +106,19 @@ class Node:
         loaded = self._load(request)
         zero_shot = build_method(config_class("zero-shot")(name="zero-shot"), loaded.backbone, 0)
         return self._reply(request, loaded, self._evaluate(loaded, zero_shot))
+
+    def _for_outside(self, request: Request, error: SiteError) -> SiteError:
+        """What the server may know of a site's trouble.
+
+        A site that brings its own folder keeps its class names and paths to itself; its log says
+        the rest. In a run on one machine (`data.root`) the reader of both is the same person.
+        """
+        data = request.experiment.get("data", {})
+        if data.get("kind") != "folders" or data.get("root"):
+            return error
+        code = re.match(r"[EW]\d\d\b", str(error))
+        what = f"its data or state is unusable ({code.group()})" if code else "it cannot take part"
+        return SiteError(f"{self.site.name}: {what}; the site's worker.log says why")
 
     def _enter_round(self, request: Request, loaded: _Loaded) -> None:
         """Put the received shared part and this client's newest private part into the model."""

@@ -7,17 +7,16 @@ Imports neither torch nor Flower: the ClientApp loads it in every message's proc
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blend_core.errors import ConfigError
+from blend_core.names import checked_name, client_name
 
 Scalar = str | int | float | bool
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 KEYS = (
     "client-name",
     "data-dir",
@@ -123,27 +122,6 @@ class Site:
             if fields.get(key) is not None:
                 fields[key] = Path(fields[key])
         return cls(**fields)
-
-
-def client_name(partition: int, partitions: int | None = None) -> str:
-    """The name of the client that holds a partition: client-00, or client-000 of 1000.
-
-    Two digits, more when the last of `partitions` needs them, so names sort by number.
-    """
-    width = max(2, len(str((partitions or 1) - 1)))
-    return f"client-{partition:0{width}d}"
-
-
-def checked_name(key: str, name: str | None) -> str:
-    """Return a name that is safe as the name of a folder. Raises `ConfigError` naming `key`."""
-    if name is None:
-        raise ConfigError(f"{key}: missing; give one, or partition-id to derive it from")
-    if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"{key} = {name!r}: must be 1 to 64 letters, digits, dots, hyphens or underscores "
-            "and begin with a letter or digit"
-        )
-    return name
 
 
 def _text(config: Mapping[str, Scalar], key: str) -> str | None:

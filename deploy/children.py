@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,16 +20,19 @@ from pathlib import Path
 from types import TracebackType
 
 from blend_core.errors import RunError
+from deploy.relatives import MARKER, Process, processes, relatives
 from deploy.signals import uninterrupted
 
-# Names the run in the environment of every process that descends from the launcher.
-MARKER = "BLEND_RUN"
-PROC = Path("/proc")
+# Seconds. Flower's processes hold nothing that could be lost, but say good-bye to each other.
+OWN_PATIENCE = 1.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # The last line of a traceback; then what programs write when something is wrong.
 _TELLING = (
-    re.compile(r"^[\w.]*(Error|Exception|Exit|Interrupt|Expired)(:.*)?$"),
-    re.compile(r"error|exception|refused|denied|in use|killed|failed", re.IGNORECASE),
+    re.compile(r"^[\w.]*(Error|Exception|Exit|Interrupt|Expired): "),
+    re.compile(
+        r"^(?!INFO|WARN|DEBUG|Error$).*(error|exception|refused|denied|in use|failed)",
+        re.IGNORECASE,
+    ),
     re.compile(r"\w"),
 )
 
@@ -54,8 +58,9 @@ class Child:
     def ending(self) -> str:
         """How it ended and the lines of its log that say why, in one line."""
         code = self.process.poll()
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return f"({how}): {telling_lines(self.output())}; see {self.log}"
+        if code is not None and code < 0:  # Killed from outside; its log does not know why.
+            return f"(signal {-code}); see {self.log}"
+        return f"(exit code {code}): {telling_lines(self.output())}; see {self.log}"
 
 
 class Family:
@@ -64,12 +69,20 @@ class Family:
     Args:
         environment: of every process; its `MARKER` names the run.
         logs: folder for one log per process.
-        patience: seconds that processes get to end by themselves before they are killed.
+        scratch: a folder that is removed when all have ended.
+        patience: seconds that descendants get to end by themselves before they are killed.
     """
 
-    def __init__(self, environment: Mapping[str, str], logs: Path, patience: float = 5.0) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        logs: Path,
+        scratch: Path | None = None,
+        patience: float = 5.0,
+    ) -> None:
         self.environment = dict(environment)
         self.logs = logs
+        self.scratch = scratch
         self.patience = patience
         self.children: list[Child] = []
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -77,8 +90,9 @@ class Family:
     def __enter__(self) -> Family:
         # Ends the family should this process be killed without a chance to do it.
         unmarked = {k: v for k, v in self.environment.items() if k != MARKER}
+        scratch = [str(self.scratch)] if self.scratch else []
         self._reaper = subprocess.Popen(
-            [sys.executable, "-P", "-m", "deploy.reaper", self.environment[MARKER]],
+            [sys.executable, "-P", "-m", "deploy.reaper", self.environment[MARKER], *scratch],
             env=unmarked,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -95,6 +109,8 @@ class Family:
     ) -> None:
         with uninterrupted():
             self.stop()
+            if self.scratch is not None:
+                shutil.rmtree(self.scratch, ignore_errors=True)
             if self._reaper is not None and self._reaper.stdin is not None:
                 self._reaper.kill()
                 self._reaper.stdin.close()
@@ -126,9 +142,12 @@ class Family:
 
     def stop(self) -> None:
         """End all processes: ask, wait up to `patience` seconds, then kill what is left."""
-        own = {child.process.pid for child in self.children}
+        # Of those that run: the ids of others may meanwhile be somebody else's.
+        own = {child.process.pid for child in self.children if child.running}
         known = relatives(self.environment[MARKER], own)
         _signal(known, own, signal.SIGTERM)
+        known = self._wait(known, own, OWN_PATIENCE)
+        _signal({process for process in known if process[0] in own}, own, signal.SIGKILL)
         known = self._wait(known, own, self.patience)
         # Killed ones may have started others meanwhile, so look until nothing is found.
         for _ in range(20):
@@ -152,50 +171,9 @@ class Family:
             time.sleep(0.05)
 
 
-# A process id and the time it started, because ids are given again.
-Process = tuple[int, int]
-
-
-def relatives(
-    marker: str, roots: set[int], table: Mapping[Process, int] | None = None
-) -> set[Process]:
-    """Running processes that carry the marker or descend from `roots`, roots included.
-
-    Without /proc (macOS) these are the roots alone; Flower's own processes end with their parents.
-    """
-    if table is None:
-        table = processes()
-    family = {p for p in table if p[0] in roots or _carries(p[0], marker)}
-    grown = True
-    while grown:
-        pids = {pid for pid, _ in family}
-        more = {p for p, parent in table.items() if parent in pids and p not in family}
-        family |= more
-        grown = bool(more)
-    return {p for p in family if p[0] != os.getpid()}
-
-
-def processes() -> dict[Process, int]:
-    """Every running process of this machine and its parent's id; zombies have ended."""
-    table: dict[Process, int] = {}
-    if not PROC.is_dir():
-        return _process_list()
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-            table[int(entry.name), int(fields[19])] = int(fields[1])
-    return table
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process of this id exists and is no zombie."""
-    if not PROC.is_dir():
-        return any(found == pid for found, _ in _process_list())
-    return _stat(pid) is not None
-
-
 def telling_lines(text: str, count: int = 2) -> str:
     """The last lines of a log that look like a reason, else its last lines; one line."""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip(" \t│╭╮╰╯─") for line in text.splitlines()]  # Flower draws boxes.
     for pattern in _TELLING:
         if chosen := [line[:300] for line in lines if pattern.search(line)]:
             return " | ".join(chosen[-count:])
@@ -208,33 +186,6 @@ def read_log(path: Path, start: int = 0) -> str:
         return _COLOUR.sub("", path.read_bytes()[start:].decode("utf-8", errors="replace"))
     except OSError:
         return ""
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the state on; None if the process has ended."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The name of the program, in brackets before them, may hold spaces and brackets.
-    fields = text.rpartition(")")[2].split()
-    return fields if len(fields) > 19 and fields[0] not in "ZX" else None
-
-
-def _carries(pid: int, marker: str) -> bool:
-    try:
-        variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return f"{MARKER}={marker}".encode() in variables
-
-
-def _process_list() -> dict[Process, int]:
-    listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
-    )
-    rows = [line.split() for line in listing.stdout.splitlines()]
-    return {(int(r[0]), 0): int(r[1]) for r in rows if len(r) > 2 and not r[2].startswith("Z")}
 
 
 def _signal(known: set[Process], own: set[int], number: signal.Signals) -> None:

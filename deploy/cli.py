@@ -110,6 +110,7 @@ def run(
 ) -> None:
     """Run an experiment and print its table."""
     from blend_core.config import load_experiment
+    from deploy.folder import compact_yaml, prepare_folder
     from deploy.progress import Progress
 
     if actors is not None and engine is not Engine.SIMULATION:
@@ -117,7 +118,7 @@ def run(
     experiment = load_experiment(config, settings or [])
     folder = prepare_folder(out, experiment)
     console = Console(highlight=False)
-    console.print(compact_yaml(experiment), markup=False, soft_wrap=True, end="")
+    console.print(compact_yaml(experiment), markup=False, soft_wrap=True)
     console.print(f"engine {engine}, out {folder}", markup=False, soft_wrap=True)
     federation = f"{experiment.method.name}-{secrets.token_hex(6)}"
     with Progress(console, experiment.rounds, experiment.clients, STARTED) as progress:
@@ -132,37 +133,6 @@ def run(
 
             run_processes(experiment, folder, federation, progress, STARTED, start_timeout)
     show(folder, console)
-
-
-def prepare_folder(out: Path | None, experiment: Experiment) -> Path:
-    """Create the run's folder, store the resolved configuration in it, return its full path.
-
-    Raises:
-        ConfigError: it holds something already, or cannot be written.
-    """
-    if out is None:
-        name = f"{experiment.method.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        out = Path("runs") / name
-        number = 2
-        while out.exists():  # Two runs in the same second.
-            out = Path("runs") / f"{name}-{number}"
-            number += 1
-    out = out.expanduser().absolute()
-    try:
-        if out.exists() and not out.is_dir():
-            raise ConfigError(f"--out {out}: is a file; name a new folder")
-        if out.exists() and any(out.iterdir()):
-            raise ConfigError(f"--out {out}: not empty; name a new folder, or remove this one")
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "config.yaml").write_text(_yaml(experiment, False), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}; name a folder you may write") from None
-    return out
-
-
-def compact_yaml(experiment: Experiment) -> str:
-    """The resolved configuration, one line per group of settings where it fits."""
-    return _yaml(experiment, None)
 
 
 def show(folder: Path, console: Console) -> None:
@@ -180,17 +150,6 @@ def show(folder: Path, console: Console) -> None:
     except (OSError, ValueError) as error:
         raise RunError(f"the run finished without readable results: {error}") from None
     print_results(results, path, console)
-
-
-def _yaml(experiment: Experiment, flow_style: bool | None) -> str:
-    import yaml
-
-    data = experiment.to_json()
-    return str(
-        yaml.safe_dump(
-            data, sort_keys=False, default_flow_style=flow_style, allow_unicode=True, width=100
-        )
-    )
 
 
 def _run_loop(experiment: Experiment, folder: Path, federation: str, progress: Progress) -> None:

@@ -19,7 +19,8 @@ from pathlib import Path
 from blend_core import __version__
 from blend_core.config import CARRIER_KEYS, Experiment
 from blend_core.errors import ConfigError, RunError
-from deploy.children import MARKER
+from deploy.relatives import MARKER
+from deploy.warm import PULL_SECONDS
 
 HOST = "127.0.0.1"
 CONNECTION = "blend"
@@ -27,8 +28,8 @@ COMPONENTS = {"serverapp": "server.app:app", "clientapp": "client.app:app"}
 # Below the range from which Linux and macOS draw ports of outgoing connections, so that a port
 # stays free between our look and the process that binds it.
 PORTS = range(20000, 32000)
-# One look for work costs a SuperExec and its server about 3 ms of processor time together, and
-# on average half the interval of waiting. All SuperExecs of a machine look 20 times a second.
+# One look for work or messages costs the two processes that it concerns 3 to 5 ms of processor
+# time, and on average half the interval of waiting. So often may all processes of a machine look.
 LOOKS_PER_SECOND = 20.0
 
 
@@ -103,24 +104,26 @@ class Workspace:
         config = ["--run-config", str(self.run_config)]
         return [script("flwr"), "run", str(self.app), CONNECTION, *config, *options, "--stream"]
 
-    def environment(self, super_execs: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    def environment(self, nodes: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Environment of every process of this run.
 
         Args:
-            super_execs: how many SuperExec processes look for work at the same time.
+            nodes: how many SuperNodes there are.
             base: the environment to start from.
         """
         # A FLWR_ variable of another deployment would redirect ours (databases, ports, logs).
         clean = {k: v for k, v in base.items() if not k.startswith("FLWR_")}
         scripts = str(Path(sys.executable).parent)
-        interval = min(max(super_execs / LOOKS_PER_SECOND, 0.1), 1.0)
+        interval = max((nodes + 1) / LOOKS_PER_SECOND, 0.1)
         return clean | {
             MARKER: self.marker,
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": f"{interval:.2f}",
+            # No slower than Flower's own intervals.
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": f"{min(interval, 1.0):.2f}",
+            PULL_SECONDS: f"{min(interval, 3.0):.2f}",
             # Flower starts its helpers by name.
             "PATH": os.pathsep.join([scripts, clean.get("PATH", os.defpath)]),
             "PYTHONPATH": os.pathsep.join(_import_path(clean)),
@@ -129,6 +132,11 @@ class Workspace:
             "NO_PROXY": ",".join(filter(None, [clean.get("NO_PROXY"), HOST, "localhost"])),
             "no_proxy": ",".join(filter(None, [clean.get("no_proxy"), HOST, "localhost"])),
         }
+
+
+def warm(name: str) -> list[str]:
+    """Begin of the command line that starts a SuperLink or SuperNode; see `deploy.warm`."""
+    return [sys.executable, "-P", "-m", "deploy.warm", name]
 
 
 def script(name: str) -> str:

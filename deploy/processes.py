@@ -12,7 +12,7 @@ from blend_core.config import Experiment
 from blend_core.data import client_names
 from blend_core.errors import ConfigError, RunError
 from deploy.children import Child, Family
-from deploy.engine import HOST, Workspace, free_ports, script
+from deploy.engine import HOST, Workspace, free_ports, warm
 from deploy.events import OnEvent
 from deploy.watch import LOOK_SECONDS, Watch, warning
 
@@ -21,7 +21,7 @@ PORT_ATTEMPTS = 5
 PORT_TAKEN = "address already in use"
 READY = "Uvicorn running on"
 # The ServerApp has written everything when it says so; this is for its last lines of log.
-FAREWELL_SECONDS = 2.0
+FAREWELL_SECONDS = 1.0
 
 
 def run_processes(
@@ -51,7 +51,7 @@ def run_processes(
     workspace = Workspace(out, federation)
     workspace.write_app()
     workspace.write_run_config(experiment, "processes", started or time.time())
-    with Family(workspace.environment(len(nodes) + 1), workspace.logs) as family:
+    with Family(workspace.environment(len(nodes)), workspace.logs) as family:
         superlink, port = start_superlink(family, workspace, start_timeout, nodes=nodes)
         submission = family.start("run", workspace.submit_command())
         guard = _Nodes(family, port, nodes, on_event)
@@ -117,8 +117,10 @@ def start_superlink(
     for _ in range(PORT_ATTEMPTS):
         (port,) = free_ports(1)
         workspace.write_connection(port)
-        command = [script("flower-superlink"), "--insecure", "--host", HOST, "--port", str(port)]
-        superlink = family.start("superlink", [*command, *options])
+        address = ("--host", HOST, "--port", str(port))
+        superlink = family.start(
+            "superlink", [*warm("flower-superlink"), "--insecure", *address, *options]
+        )
         for name, config in (nodes or {}).items():
             start_supernode(family, name, config, port)
         deadline = time.monotonic() + timeout
@@ -144,7 +146,7 @@ def start_supernode(family: Family, name: str, config: str, superlink_port: int)
     return family.start(
         name,
         [
-            script("flower-supernode"),
+            *warm("flower-supernode"),
             "--insecure",
             *("--superlink", f"{HOST}:{superlink_port}"),
             *("--host", HOST, "--port", str(port)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -50,19 +49,14 @@ def run_simulation(
     workspace.write_app()
     workspace.write_run_config(experiment, "simulation", started or time.time())
     scratch = Path(tempfile.mkdtemp(prefix="blend-ray-", dir=_short_temporary_folder()))
-    try:
-        environment = ray_environment(workspace.environment(1), scratch)
-        with Family(environment, workspace.logs) as family:
-            superlink, _ = start_superlink(family, workspace, start_timeout, ("--simulation",))
-            settings = federation_config(experiment, actors)
-            command = workspace.submit_command("--federation-config", settings)
-            submission = family.start("run", command)
-            Watch(
-                out, superlink, submission, experiment.server, start_timeout, on_event
-            ).until_end()
-            wait_for(submission, FAREWELL_SECONDS)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    environment = ray_environment(workspace.environment(0), scratch)
+    with Family(environment, workspace.logs, scratch) as family:
+        superlink, _ = start_superlink(family, workspace, start_timeout, ("--simulation",))
+        settings = federation_config(experiment, actors)
+        command = workspace.submit_command("--federation-config", settings)
+        submission = family.start("run", command)
+        Watch(out, superlink, submission, experiment.server, start_timeout, on_event).until_end()
+        wait_for(submission, FAREWELL_SECONDS)
 
 
 def checked_actors(experiment: Experiment, actors: int | None) -> int:

@@ -34,33 +34,33 @@ def print_results(results: Results, path: Path, console: Console) -> None:
         console: where to print.
     """
     method = str(results["method"])
-    title = f"{method}, {len(results['clients'])} clients, seed {results['seed']}"
+    console.print(f"\n{method}, {len(results['clients'])} clients, seed {results['seed']}")
     if results.get("note"):
-        title += f"\n{results['note']}"
+        console.print(results["note"], highlight=False)
     blocks = {"zero-shot": results["zero_shot"]}
     if method != "zero-shot":
         blocks[method] = results["final"]
-    console.print(metrics_table(title, blocks, _left_out(results)))
+    console.print(metrics_table(blocks))
+    for line in _left_out(results):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(costs_table(results))
     seconds = results["seconds"]
     shares = [name for name in seconds if name != "total"]
     parts = ", ".join(f"{name.replace('_', '-')} {seconds[name]:.0f} s" for name in shares)
     console.print(f"{seconds['total']:.0f} s in all: {parts}", highlight=False, soft_wrap=True)
-    console.print(f"results: {path}", highlight=False, soft_wrap=True)
+    console.print(f"results: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def metrics_table(title: str, blocks: Mapping[str, Results], caption: str | None = None) -> Table:
+def metrics_table(blocks: Mapping[str, Results]) -> Table:
     """One row per client and a mean, for every block; percent, a dash where there is none.
 
     The mean of a metric is that of the clients that have it; the harmonic means in its row are
     taken of the means, as in the papers.
 
     Args:
-        title: printed above.
         blocks: name -> a summary of results.json, with "counts" by client and the means.
-        caption: printed below.
     """
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    table = Table()
     table.add_column("", overflow="fold", min_width=9, max_width=18)
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right", no_wrap=True)
@@ -92,11 +92,11 @@ def _cells(metrics: Mapping[str, float | None]) -> list[str]:
     return [DASH if (value := metrics.get(key)) is None else f"{value:.1f}" for key in COLUMNS]
 
 
-def _left_out(results: Results) -> str | None:
-    """Which clients are missing from which means, in one line."""
+def _left_out(results: Results) -> list[str]:
+    """Which clients are missing from which means."""
     lines = []
     if names := results.get("clients_without_test"):
         lines.append(f"without base test images, left out of means: {', '.join(names)}")
     if reasons := results.get("clients_not_evaluated"):
         lines += [f"not evaluated: {name}: {why}" for name, why in sorted(reasons.items())]
-    return "\n".join(lines) or None
+    return lines

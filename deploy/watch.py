@@ -8,8 +8,9 @@ from pathlib import Path
 
 from blend_core.config import ServerConfig
 from blend_core.errors import BlendError, RunError, error_from_code
-from deploy.children import Child, is_running, read_log, telling_lines
+from deploy.children import Child, read_log, telling_lines
 from deploy.events import Event, EventTail, OnEvent
+from deploy.relatives import is_running
 
 LOOK_SECONDS = 0.1
 # Between the death of a process and the last lines that it and others wrote.

@@ -13,10 +13,12 @@ from blend_core.config import Experiment
 from blend_core.data.client_data import ClientData, Labelled
 from blend_core.data.partition import dirichlet_preferred
 from blend_core.data.shapes import (
+    ALL_COMBINATIONS,
     SHIFTED,
     Combination,
     Style,
     benchmark_classes,
+    held_out,
     render_each,
     style_around,
 )
@@ -81,12 +83,18 @@ def load_shapes(experiment: Experiment, client_index: int, pre: Preprocess) -> C
 def shapes_classes(
     experiment: Experiment,
 ) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
-    """Base and new classes of `data.split`; development is cut in halves."""
+    """Base and new classes of `data.split`, 20 each.
+
+    In the development split nobody trains on the new ones, either, but the tiny CLIP has seen
+    them in its pre-training: all 20 combinations that are left of the held-out ones are needed as
+    base, so that sizes are those of the benchmark.
+    """
     classes = benchmark_classes()
     if experiment.data.split == "benchmark":
         return classes.base, classes.new
-    half = (len(classes.development) + 1) // 2
-    return classes.development[:half], classes.development[half:]
+    seen = sorted(set(ALL_COMBINATIONS) - set(held_out()), key=ALL_COMBINATIONS.index)
+    chosen = numpy_generator(0, "shapes", "development").choice(len(seen), 20, replace=False)
+    return classes.development, tuple(seen[index] for index in chosen)
 
 
 def shapes_partition(experiment: Experiment) -> list[list[int]]:

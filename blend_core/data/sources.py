@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from blend_core.config import Experiment
@@ -13,10 +12,9 @@ from blend_core.data.listing import is_hidden
 from blend_core.data.shapes_benchmark import load_shapes
 from blend_core.data.transforms import Preprocess
 from blend_core.errors import ConfigError, SiteError
+from blend_core.names import checked_name, client_name
 
 __all__ = ["client_names", "load_client_data"]
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def client_names(experiment: Experiment) -> list[str] | None:
@@ -31,8 +29,7 @@ def client_names(experiment: Experiment) -> list[str] | None:
             `clients`, or one whose name cannot be a client name.
     """
     if experiment.data.kind == "shapes":
-        digits = max(2, len(str(experiment.clients - 1)))
-        return [f"client-{index:0{digits}}" for index in range(experiment.clients)]
+        return [client_name(index, experiment.clients) for index in range(experiment.clients)]
     if experiment.data.root is None:
         return None
     return _site_names(Path(experiment.data.root), experiment.clients)
@@ -51,7 +48,7 @@ def _site_names(root: Path, clients: int) -> list[str]:
     if not names:
         raise ConfigError(f"data.root {root} holds no site: no sub-folder with train/ or test/")
     for name in names:
-        _check_name(name, f"data.root {root}")
+        checked_name(f"data.root {root}: site folder", name)
     if len(names) != clients:
         others = ", ".join(n for n in folders if n not in names)
         note = f" (without train/ and test/, hence no sites: {others})" if others else ""
@@ -61,14 +58,6 @@ def _site_names(root: Path, clients: int) -> list[str]:
             f"set clients={len(names)}{note}"
         )
     return names
-
-
-def _check_name(name: str, where: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{where}: {name!r} cannot be a client name; use 1 to 64 letters, digits, '.', '_' or "
-            "'-', the first a letter or digit"
-        )
 
 
 def load_client_data(
@@ -110,7 +99,7 @@ def load_client_data(
     if data_dir is None:
         if data.root is None:
             raise SiteError(f"E01 {name}: no data directory; set data-dir")
-        _check_name(name, "client name")
+        checked_name("client name", name)
         data_dir = Path(data.root) / name
     return load_folder(data_dir, pre, space, data.classes, data.template)
 

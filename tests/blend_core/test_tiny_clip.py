@@ -35,32 +35,48 @@ def clip() -> tuple[Any, Any]:
     return model.eval(), open_clip.get_tokenizer("blend-tiny")
 
 
-@torch.no_grad()
-def accuracy(clip: tuple[Any, Any], classes: tuple[Combination, ...], style: Style) -> float:
+@pytest.fixture(scope="module")
+def scores(clip: tuple[Any, Any]) -> dict[Style, torch.Tensor]:
+    """Per style, the similarities [60, images a class, 60] of images and names held out."""
     model, tokenizer = clip
-    prompts = tokenizer([f"a photo of a {combination.name}." for combination in classes])
-    text = model.encode_text(prompts, normalize=True)
-    shown = [combination for combination in classes for _ in range(PER_CLASS)]
-    pixels = torch.from_numpy(render(shown, style, np.random.default_rng(11)))
+    prompts = tokenizer([f"a photo of a {combination.name}." for combination in held_out()])
+    shown = [combination for combination in held_out() for _ in range(PER_CLASS)]
     mean = torch.tensor(open_clip.OPENAI_DATASET_MEAN).view(1, 3, 1, 1)
     deviation = torch.tensor(open_clip.OPENAI_DATASET_STD).view(1, 3, 1, 1)
-    pixels = (pixels.permute(0, 3, 1, 2) / 255 - mean) / deviation
-    predicted = (model.encode_image(pixels, normalize=True) @ text.T).argmax(1)
-    return float((predicted == torch.arange(len(shown)) // PER_CLASS).float().mean())
+    similarities = {}
+    with torch.no_grad():
+        text = model.encode_text(prompts, normalize=True)
+        for style in (CLEAN, SHIFTED):
+            pixels = torch.from_numpy(render(shown, style, np.random.default_rng(11)))
+            pixels = (pixels.permute(0, 3, 1, 2) / 255 - mean) / deviation
+            image = model.encode_image(pixels, normalize=True)
+            similarities[style] = (image @ text.T).view(60, PER_CLASS, 60)
+    return similarities
 
 
-def test_unseen_combinations_are_recognised_in_the_clean_style(clip: tuple[Any, Any]) -> None:
-    assert accuracy(clip, held_out(), CLEAN) >= 0.90
+def accuracy(similarities: torch.Tensor, classes: tuple[Combination, ...]) -> float:
+    """Top-1 among `classes` only."""
+    at = torch.tensor([held_out().index(combination) for combination in classes])
+    predicted = similarities[at][:, :, at].argmax(2)
+    return float((predicted == torch.arange(len(at))[:, None]).float().mean())
 
 
-def test_the_shifted_style_leaves_room_to_adapt(clip: tuple[Any, Any]) -> None:
-    assert 0.55 <= accuracy(clip, held_out(), SHIFTED) <= 0.75
+def test_unseen_combinations_are_recognised_in_the_clean_style(
+    scores: dict[Style, torch.Tensor],
+) -> None:
+    assert accuracy(scores[CLEAN], held_out()) >= 0.90
 
 
-def test_each_part_of_the_benchmark_is_harder_when_shifted(clip: tuple[Any, Any]) -> None:
+def test_the_shifted_style_leaves_room_to_adapt(scores: dict[Style, torch.Tensor]) -> None:
+    assert 0.55 <= accuracy(scores[SHIFTED], held_out()) <= 0.75
+
+
+def test_each_part_of_the_benchmark_is_harder_when_shifted(
+    scores: dict[Style, torch.Tensor],
+) -> None:
     split = benchmark_classes()
     for classes in (split.base, split.new, split.development):
-        clean, shifted = accuracy(clip, classes, CLEAN), accuracy(clip, classes, SHIFTED)
+        clean, shifted = (accuracy(scores[style], classes) for style in (CLEAN, SHIFTED))
         assert clean >= 0.90
         assert 0.55 <= shifted <= clean - 0.05
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from blend_core.backbone import Backbone
+from blend_core.config import load_experiment
 from blend_core.messages import Request
 from blend_core.methods import build_method
 from blend_core.methods.base import snapshot
@@ -171,3 +172,22 @@ def test_a_client_with_one_image_trains(setting, tiny_experiment, tower):
     replies = [node(i).handle(ask(experiment, shared)) for i in range(20)]
     assert [r.error for r in replies] == [None] * 20
     assert 1 in {r.train_images for r in replies}
+
+
+def test_a_sites_error_does_not_tell_the_server_its_class_names_or_paths(tmp_path, caplog):
+    """With a folder of its own; a run on one machine shows everything."""
+    data = tmp_path / "ward-7"
+    for name in ("Secret_Disease", "secret disease"):
+        (data / "train" / name).mkdir(parents=True)
+        (data / "train" / name / "a.png").write_bytes(b"x")
+    experiment = load_experiment("quickstart", ["data.kind=folders", "clients=1"])
+    site = Site("hospital", tmp_path / "state", data_dir=data)
+    reply = Node(site, "fed").handle(Request("join", "fed", 0, experiment.to_json()))
+    assert reply.exit_code == 3
+    assert "hospital: its data or state is unusable (E09)" in reply.error
+    assert "ecret" not in reply.error
+    assert str(tmp_path) not in reply.error
+    assert "Secret_Disease" in caplog.text
+    local = load_experiment("quickstart", ["data.kind=folders", f"data.root={tmp_path}"])
+    shown = Node(site, "fed").handle(Request("join", "fed", 0, local.to_json()))
+    assert "Secret_Disease" in shown.error

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from blend_core.errors import ConfigError
-from client.site import Site, client_name
+from blend_core.names import client_name
+from client.site import Site
 
 
 def test_every_key_of_the_node_config_arrives(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-
 from flwr.supercore.task_identity import TaskIdentity
 
 from blend_core.messages import Reply, Request

@@ -191,8 +191,8 @@ def test_client_styles_differ_and_stay_near_the_base() -> None:
     draws = generator()
     clients = [style_around(SHIFTED, draws, 1.0) for _ in range(50)]
     assert len(set(clients)) == 50
-    assert all(abs(c.rotation - SHIFTED.rotation) <= 20 for c in clients)
-    assert all(abs(c.hue - SHIFTED.hue) <= 15 for c in clients)
+    assert all(abs(c.rotation - SHIFTED.rotation) <= 10 for c in clients)
+    assert all(abs(c.hue - SHIFTED.hue) <= 12 for c in clients)
     assert clients[0] == style_around(SHIFTED, generator(), 1.0)
     assert style_around(SHIFTED, generator(), 0.0) == SHIFTED
     # However wide the spread, every drawn style is valid.

@@ -58,13 +58,14 @@ def test_all_clients_share_the_pool_without_an_image_left_or_doubled() -> None:
     assert len({i.numpy().tobytes() for part in parts for i in part.images}) == 80
 
 
-def test_development_classes_are_halved_and_never_those_of_the_benchmark() -> None:
+def test_development_has_the_benchmarks_size_and_none_of_its_classes() -> None:
     data = load_shapes(experiment(split="development"), 0, PRE)
     classes = benchmark_classes()
-    names = [c.name for c in classes.development]
-    assert data.base_names == tuple(names[:10])
-    assert data.new_names == tuple(names[10:])
-    assert not set(names) & {c.name for c in (*classes.base, *classes.new)}
+    assert data.base_names == tuple(c.name for c in classes.development)
+    assert len(set(data.new_names)) == 20
+    mine = {c.name for c in (*classes.base, *classes.new)}
+    assert not mine & {*data.base_names, *data.new_names}
+    assert not set(data.base_names) & set(data.new_names)
 
 
 def test_loading_again_gives_the_same_bytes() -> None:

@@ -1,0 +1,30 @@
+"""Names of clients and federations: they become folders, so they are plain."""
+
+from __future__ import annotations
+
+import re
+
+from blend_core.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def checked_name(key: str, name: str | None) -> str:
+    """Return a name that is safe as the name of a folder. Raises `ConfigError` naming `key`."""
+    if name is None:
+        raise ConfigError(f"{key}: missing; give one, or partition-id to derive it from")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{key} = {name!r}: must be 1 to 64 letters, digits, dots, hyphens or underscores "
+            "and begin with a letter or digit"
+        )
+    return name
+
+
+def client_name(partition: int, partitions: int | None = None) -> str:
+    """The name of the client that holds a partition: client-00, or client-000 of 1000.
+
+    Two digits, more when the last of `partitions` needs them, so names sort by number.
+    """
+    width = max(2, len(str((partitions or 1) - 1)))
+    return f"client-{partition:0{width}d}"

@@ -1,0 +1,182 @@
+"""The `blend` command: exit codes, one-line errors, and where things are put."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from blend_core import __version__
+from blend_core.config import load_experiment
+from blend_core.errors import FormationError, SiteError
+from deploy import cli, folder
+from deploy.signals import Interrupted, interruptible, uninterrupted
+
+
+@pytest.fixture
+def blend(monkeypatch, capsys, tmp_path):
+    """Run the command in an empty folder: (arguments) -> exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["blend", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        output = capsys.readouterr()
+        code = caught.value.code
+        return (code if isinstance(code, int) else 0), output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def small(tiny_experiment, tower, tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    experiment = tiny_experiment(backbone=tower("tower_a").model_dump())
+    path.write_text(yaml.safe_dump(experiment.to_json()))
+    return path
+
+
+def test_help_and_version_are_quick_because_nothing_heavy_is_imported():
+    code = (
+        "import sys, deploy.cli\n"
+        "print({'torch', 'flwr', 'pydantic', 'ray', 'numpy'} & set(sys.modules) or 'light')"
+    )
+    root = str(Path(cli.__file__).parent.parent)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "light\n"
+
+
+def test_version(blend):
+    assert blend("--version") == (0, f"blend {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "--set", "rouns=3"], "rouns: unknown key"),
+        (["run", "--set", "rounds=0"], "rounds = 0"),
+        (["run", "--set", "method.gama=0.5"], "method.gama: unknown key"),
+        (["run", "--set", "rounds"], "expected key=value"),
+        (["run", "no-such-file.yaml"], "no-such-file.yaml: no such file, and not a preset"),
+        (["run", "--actors", "2"], "only --engine simulation has actors"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line_and_code_2(blend, tmp_path, arguments, expected):
+    code, out, errors = blend(*arguments)
+    assert (code, out) == (2, "")
+    assert expected in errors
+    assert len(errors.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", "--engin", "loop"], ["run", "--engine", "cloud"], ["rum"], ["run", "--actors", "0"]],
+)
+def test_wrong_usage_is_code_2(blend, arguments):
+    code, _, errors = blend(*arguments)
+    assert code == 2
+    assert "Traceback" not in errors
+
+
+def test_a_folder_with_something_in_it_is_never_written_to(blend, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("precious")
+    code, out, errors = blend("run", "--out", tmp_path / "full")
+    assert (code, out) == (2, "")
+    assert (
+        errors
+        == f"error: --out {tmp_path}/full: not empty; name a new folder, or remove this one\n"
+    )
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["mine"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(blend, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, errors = blend("run", "--out", tmp_path / "file")
+    assert (code, len(errors.splitlines())) == (2, 1)
+    code, _, errors = blend("run", "--out", tmp_path / "file" / "below")
+    assert (code, len(errors.splitlines())) == (2, 1)
+
+
+def test_a_run_prints_what_it_runs_and_then_its_table(blend, small, tmp_path):
+    code, out, errors = blend("run", small, "--engine", "loop", "--set", "rounds=1")
+    assert (code, errors) == (0, "")
+    (made,) = (tmp_path / "runs").glob("blend-????????-??????")
+    assert out.index("rounds: 1\n") < out.index("server started") < out.index("H-Mean")
+    assert out.rstrip().endswith(f"results: {made}/results.json")
+    printed = yaml.safe_load(out[: out.index("engine loop")])
+    assert printed == yaml.safe_load((made / "config.yaml").read_text())
+    # The stored configuration is the run's own, and can be run again.
+    assert load_experiment(str(made / "config.yaml")) == load_experiment(str(small), ["rounds=1"])
+
+
+def test_two_runs_in_the_same_second_get_two_folders(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folder.time, "strftime", lambda form: "20260101-000000")
+    experiment = load_experiment("quickstart")
+    names = [folder.prepare_folder(None, experiment).name for _ in range(3)]
+    assert names == [f"blend-20260101-000000{end}" for end in ("", "-2", "-3")]
+
+
+@pytest.mark.parametrize("kind", [SiteError, FormationError])
+def test_the_exit_code_is_the_errors_own(blend, small, monkeypatch, kind):
+    def fail(*arguments: object) -> None:
+        raise kind("client-01: what, where and what to do")
+
+    monkeypatch.setattr("deploy.loop.run_loop", fail)
+    code, _, errors = blend("run", small, "--engine", "loop")
+    assert (code, errors) == (kind.exit_code, "error: client-01: what, where and what to do\n")
+
+
+def test_a_bug_is_one_line_and_a_traceback_only_with_debug(blend, small, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("deploy.loop.run_loop", fail)
+    code, _, errors = blend("run", small, "--engine", "loop")
+    assert (code, errors) == (
+        1,
+        "error: ZeroDivisionError: division by zero; --debug shows where\n",
+    )
+    code, _, errors = blend("run", small, "--engine", "loop", "--debug")
+    assert code == 1
+    assert "Traceback" in errors
+
+
+def test_a_presets_folder_for_results_may_exist_if_empty(tmp_path):
+    (tmp_path / "empty").mkdir()
+    found = folder.prepare_folder(tmp_path / "empty", load_experiment("quickstart"))
+    assert (found / "config.yaml").is_file()
+
+
+def test_a_signal_waits_for_the_clean_up_and_a_second_one_does_nothing():
+    steps = []
+    before = signal.getsignal(signal.SIGTERM)
+    with interruptible():
+        with pytest.raises(Interrupted) as caught, uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("cleaned up")
+        os.kill(os.getpid(), signal.SIGINT)
+        steps.append("went on")
+    assert caught.value.exit_code == 143
+    assert steps == ["cleaned up", "went on"]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_is_code_130_and_one_line(blend, small, monkeypatch):
+    def fail(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("deploy.loop.run_loop", fail)
+    code, _, errors = blend("run", small, "--engine", "loop")
+    assert (code, errors) == (130, "stopped by SIGINT\n")

@@ -1,0 +1,112 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from blend_core.metrics import federation_metrics
+from deploy.table import print_results
+
+NOTE = "rendered shapes, tiny model: not comparable with the papers' numbers"
+ZERO_SHOT = {
+    "client-00": {"local": [1, 4], "base": [1, 4], "novel": [1, 2]},
+    "client-01": {"local": [0, 0], "base": [0, 0], "novel": [1, 2]},
+}
+FINAL = {
+    "client-00": {"local": [3, 4], "base": [1, 4], "novel": [1, 2]},
+    "client-01": {"local": [0, 0], "base": [0, 0], "novel": [2, 2]},
+}
+
+
+def results(**changes: Any) -> dict[str, Any]:
+    blocks = {
+        key: {**federation_metrics(counts), "counts": counts}
+        for key, counts in (("zero_shot", ZERO_SHOT), ("final", FINAL))
+    }
+    clients = [{"name": name, "train_images": 12345} for name in FINAL]
+    return {
+        "method": "blend",
+        "seed": 3,
+        "note": NOTE,
+        **blocks,
+        "clients": clients,
+        "clients_without_test": ["client-01"],
+        "clients_not_evaluated": {},
+        "bytes_per_round": {"up": {"client-00": 3317888}, "down": {"client-00": 3317888}},
+        "seconds": {"total": 61.2, "start_up": 9.6, "training": 40.0, "waiting": 11.6},
+        **changes,
+    }
+
+
+def printed(found: dict[str, Any], width: int = 80) -> list[str]:
+    output = io.StringIO()
+    path = Path("/a/long/folder/" + "x" * 80) / "results.json"
+    print_results(found, path, Console(file=output, width=width, color_system=None))
+    return output.getvalue().splitlines()
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def row(lines: list[str], name: str, occurrence: int = 0) -> list[str]:
+    return [cells(line) for line in lines if name in line and "│" in line][occurrence][1:]
+
+
+def test_the_table_shows_zero_shot_and_the_method_per_client_and_on_average():
+    lines = printed(results())
+    head = next(line for line in lines if "Per." in line)
+    order = ("Per.", "Gen.", "H-Mean", "Local", "Base", "Novel", "HM")
+    assert [word for word in head.split() if word in order] == list(order)
+    # By hand: 3/4, 1/2 and their harmonic mean 2/(1/.75 + 1/.5) = .6; HM 3/(1/.75 + 4 + 2).
+    assert row(lines, "client-00", 1) == ["75.0", "50.0", "60.0", "75.0", "25.0", "50.0", "40.9"]
+    # Means: local of client-00 alone, novel (50 + 100)/2 = 75, H-Mean 75.
+    assert row(lines, "mean", 1) == ["75.0", "75.0", "75.0", "75.0", "25.0", "75.0", "45.0"]
+    assert row(lines, "mean", 0)[:3] == ["25.0", "50.0", "33.3"]
+
+
+def test_what_is_not_known_is_a_dash():
+    lines = printed(results())
+    assert row(lines, "client-01", 1) == ["-", "100.0", "-", "-", "-", "100.0", "-"]
+    assert row(lines, "client-01", 2) == ["12,345", "-", "-"]
+
+
+def test_costs_are_listed_per_client():
+    assert row(printed(results()), "client-00", 2) == ["12,345", "3,317,888", "3,317,888"]
+
+
+@pytest.mark.parametrize("name", ["client-00", "a-site-with-a-name-of-64-letters" * 2])
+def test_nothing_but_the_path_is_wider_than_80_columns(name):
+    counts = {name: FINAL["client-00"]}
+    block = {**federation_metrics(counts), "counts": counts}
+    found = results(final=block, clients=[{"name": name, "train_images": 1}])
+    lines = printed(found)
+    assert max(len(line) for line in lines if "results.json" not in line) <= 80
+    for heading in ("H-Mean", "Novel", "bytes down/round"):
+        assert any(heading in line for line in lines)
+
+
+def test_the_title_says_that_shapes_are_not_the_papers_benchmark():
+    text = " ".join(" ".join(printed(results())).split())
+    assert NOTE in text
+    assert "not comparable" not in " ".join(printed(results(note=None)))
+
+
+def test_zero_shot_alone_has_one_block():
+    lines = printed(results(method="zero-shot"))
+    assert sum("mean" in line and "│" in line for line in lines) == 1
+
+
+def test_who_is_missing_and_where_the_results_are_is_said():
+    failed = {"client-01": "no reply in time"}
+    lines = printed(results(clients_not_evaluated=failed))
+    text = " ".join(" ".join(lines).split())
+    assert "without base test images, left out of means: client-01" in text
+    assert "not evaluated: client-01: no reply in time" in text
+    assert lines[-1] == f"results: {Path('/a/long/folder/' + 'x' * 80) / 'results.json'}"
+    assert "61 s in all: start-up 10 s, training 40 s, waiting 12 s" in text

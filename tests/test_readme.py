@@ -1,0 +1,47 @@
+"""What README says is true: its example method runs, its files exist, its versions agree."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import torch
+
+import blend_core
+from blend_core.config import parse_experiment
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_method_trains(backbone):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    scope: dict = {}
+    exec(compile(code, "README.md", "exec"), scope)
+    method = scope["Offset"](scope["OffsetConfig"](name="offset"), backbone("tower_a"), 0)
+    classes = method.backbone.tokenize(["red fox", "bus"], "a photo of a {}.")
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    method.loss(images, torch.tensor([0, 1]), classes)["loss"].backward()
+    assert method.shared()["b"].grad.abs().sum() > 0
+    assert method.private() == {}
+
+
+def test_linked_files_exist():
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_settings_it_names_are_settings():
+    experiment = parse_experiment({}).to_json()
+    for key in set(re.findall(r"--set ([a-z_.]+)=", README)) - {"key"}:
+        value = experiment
+        for part in key.split("."):
+            assert part in value, key
+            value = value[part]
+
+
+def test_package_and_project_have_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == blend_core.__version__
