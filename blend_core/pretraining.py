@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from blend_core.data.drawing import render, render_each
 from blend_core.data.shapes import (
     ALL_COMBINATIONS,
     CLEAN,
@@ -36,8 +37,6 @@ from blend_core.data.shapes import (
     Style,
     benchmark_classes,
     held_out,
-    render,
-    render_each,
 )
 
 NAME = "blend-tiny"

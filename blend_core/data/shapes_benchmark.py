@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blend_core.config import Experiment
 from blend_core.data.client_data import ClientData, Labelled
+from blend_core.data.drawing import render_each
 from blend_core.data.partition import dirichlet_preferred
 from blend_core.data.shapes import (
     ALL_COMBINATIONS,
@@ -19,7 +20,6 @@ from blend_core.data.shapes import (
     Style,
     benchmark_classes,
     held_out,
-    render_each,
     style_around,
 )
 from blend_core.data.transforms import Preprocess, limit_size, prepare_test

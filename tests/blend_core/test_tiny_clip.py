@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import blend_core
+from blend_core.data.drawing import render
 from blend_core.data.shapes import (
     ALL_COMBINATIONS,
     CLEAN,
@@ -18,7 +19,6 @@ from blend_core.data.shapes import (
     Style,
     benchmark_classes,
     held_out,
-    render,
 )
 
 ASSETS = Path(blend_core.__file__).parent / "assets"

@@ -161,11 +161,16 @@ def test_a_presets_folder_for_results_may_exist_if_empty(tmp_path):
 def test_a_signal_waits_for_the_clean_up_and_a_second_one_does_nothing():
     steps = []
     before = signal.getsignal(signal.SIGTERM)
-    with interruptible():
-        with pytest.raises(Interrupted) as caught, uninterrupted():
+
+    def clean_up() -> None:
+        with uninterrupted():
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
             steps.append("cleaned up")
+
+    with interruptible():
+        with pytest.raises(Interrupted) as caught:
+            clean_up()
         os.kill(os.getpid(), signal.SIGINT)
         steps.append("went on")
     assert caught.value.exit_code == 143

@@ -170,12 +170,13 @@ def test_commands_are_forked_from_a_copy_that_ends_with_its_process():
         "import os, sys, time\n"
         "from deploy.warm import Nursery\n"
         "def say():\n"
-        "    print('said', *sys.argv[1:], os.getppid(), flush=True); sys.exit(3)\n"
+        "    os.write(1, f'said {sys.argv[1]} {os.getppid()}\\n'.encode()); sys.exit(3)\n"
         "nursery = Nursery({'say': say})\n"
         "nursery.open()\n"
         "popen = nursery.stand_in().Popen\n"
         "popen(['say', 'one']); popen(['say', 'two'], stdout=nursery.stand_in().DEVNULL)\n"
-        "popen(['say', 'three']); print(popen(['true']).wait(), flush=True); time.sleep(600)"
+        "popen(['say', 'three']); os.write(1, b'%d\\n' % popen(['true']).wait())\n"
+        "time.sleep(600)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(engine.__file__).parent.parent)}
     process = subprocess.Popen(

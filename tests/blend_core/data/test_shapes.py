@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blend_core.data.drawing import render, render_each
 from blend_core.data.shapes import (
     ALL_COMBINATIONS,
     CLEAN,
@@ -19,8 +20,6 @@ from blend_core.data.shapes import (
     Style,
     benchmark_classes,
     held_out,
-    render,
-    render_each,
     style_around,
 )
 
