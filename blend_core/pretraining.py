@@ -317,9 +317,9 @@ falls between 55 and 75 %: that number is a choice, not a finding. Ten client st
 ## Limits
 
 Only {len(used_tokens())} rows of the token table are non-zero, those that the captions use, start,
-end and padding included: all other words look alike to the model. Class names other than
-"<colour> <fill> <outline>" of the known words, larger images and photographs are outside what it
-has learnt.
+end and padding included. The model knows no other word: loading gives the other rows fixed random
+values, so that other class names differ and can be trained on, but their zero-shot accuracy is
+chance. Larger images and photographs are outside what it has learnt.
 """
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from blend_core.config import BackboneConfig
 from blend_core.errors import ConfigError
+from blend_core.randomness import torch_generator
 
 TINY = "blend-tiny"
 # What a TorchScript archive of OpenAI carries besides the weights.
@@ -70,6 +71,8 @@ def load_weights(model: CLIP, config: BackboneConfig) -> None:
             "backbone.quick_gelu=false)"
         )
     filled = {key: _float(value) for key, value in state.items()}
+    if config.weights == "builtin":
+        _fill_unused_tokens(filled["token_embedding.weight"])
     try:
         model.load_state_dict(filled, strict=True, assign=True)
     except RuntimeError as error:
@@ -200,6 +203,19 @@ def _is_script(path: Path) -> bool:
 def _float(value: Tensor) -> Tensor:
     """A float32 copy in memory of its own (safetensors maps the file)."""
     return value.to(torch.float32, copy=True) if value.is_floating_point() else value.clone()
+
+
+def _fill_unused_tokens(table: Tensor) -> None:
+    """Give the tokens that the tiny CLIP never saw an embedding of their own, in place.
+
+    Their rows are stored as zeros, which made all unknown class names the same to the model: a
+    site with such names could not learn. Now they differ, by chance, with the spread of the
+    known ones, always the same.
+    """
+    unused = (table == 0).all(dim=1)
+    spread = float(table[~unused].std())
+    shape = (int(unused.sum()), table.shape[1])
+    table[unused] = torch.randn(shape, generator=torch_generator(0, "unused tokens")) * spread
 
 
 def _half_precision_values(state: dict[str, Tensor]) -> bool:

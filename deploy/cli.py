@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from benchmarks.commands import bench
 from blend_core import __version__
 from blend_core.errors import BlendError, ConfigError, RunError
 from deploy.signals import Interrupted, interruptible
@@ -35,6 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(bench)
 
 STARTED = time.time()
 

@@ -20,7 +20,6 @@ from blend_core import __version__
 from blend_core.config import CARRIER_KEYS, Experiment
 from blend_core.errors import ConfigError, RunError
 from deploy.relatives import MARKER
-from deploy.warm import PULL_SECONDS
 
 HOST = "127.0.0.1"
 CONNECTION = "blend"
@@ -28,8 +27,8 @@ COMPONENTS = {"serverapp": "server.app:app", "clientapp": "client.app:app"}
 # Below the range from which Linux and macOS draw ports of outgoing connections, so that a port
 # stays free between our look and the process that binds it.
 PORTS = range(20000, 32000)
-# One look for work or messages costs the two processes that it concerns 3 to 5 ms of processor
-# time, and on average half the interval of waiting. So often may all processes of a machine look.
+# One look for work costs a SuperExec and its server 3 to 5 ms of processor time together, and on
+# average half the interval of waiting. So often may all SuperExecs of a machine look.
 LOOKS_PER_SECOND = 20.0
 
 
@@ -123,7 +122,6 @@ class Workspace:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             # No slower than Flower's own intervals.
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": f"{min(interval, 1.0):.2f}",
-            PULL_SECONDS: f"{min(interval, 3.0):.2f}",
             # Flower starts its helpers by name.
             "PATH": os.pathsep.join([scripts, clean.get("PATH", os.defpath)]),
             "PYTHONPATH": os.pathsep.join(_import_path(clean)),
@@ -132,11 +130,6 @@ class Workspace:
             "NO_PROXY": ",".join(filter(None, [clean.get("NO_PROXY"), HOST, "localhost"])),
             "no_proxy": ",".join(filter(None, [clean.get("no_proxy"), HOST, "localhost"])),
         }
-
-
-def warm(name: str) -> list[str]:
-    """Begin of the command line that starts a SuperLink or SuperNode; see `deploy.warm`."""
-    return [sys.executable, "-P", "-m", "deploy.warm", name]
 
 
 def script(name: str) -> str:

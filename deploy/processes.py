@@ -12,7 +12,7 @@ from blend_core.config import Experiment
 from blend_core.data import client_names
 from blend_core.errors import ConfigError, RunError
 from deploy.children import Child, Family
-from deploy.engine import HOST, Workspace, free_ports, warm
+from deploy.engine import HOST, Workspace, free_ports, script
 from deploy.events import OnEvent
 from deploy.watch import LOOK_SECONDS, Watch, warning
 
@@ -119,7 +119,7 @@ def start_superlink(
         workspace.write_connection(port)
         address = ("--host", HOST, "--port", str(port))
         superlink = family.start(
-            "superlink", [*warm("flower-superlink"), "--insecure", *address, *options]
+            "superlink", [script("flower-superlink"), "--insecure", *address, *options]
         )
         for name, config in (nodes or {}).items():
             start_supernode(family, name, config, port)
@@ -146,7 +146,7 @@ def start_supernode(family: Family, name: str, config: str, superlink_port: int)
     return family.start(
         name,
         [
-            *warm("flower-supernode"),
+            script("flower-supernode"),
             "--insecure",
             *("--superlink", f"{HOST}:{superlink_port}"),
             *("--host", HOST, "--port", str(port)),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from blend_core.backbone import Backbone, Classes
 from blend_core.config import MethodConfig
 from blend_core.errors import RunError
+
+if TYPE_CHECKING:
+    from blend_core.backbone import Backbone, Classes
 
 
 class Method(nn.Module):

@@ -6,17 +6,19 @@ aggregation ablations of section 12.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch.nn.functional as F  # noqa: N812
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from blend_core.adapters import Bottleneck, ParallelAdapter
-from blend_core.backbone import Backbone, Classes
 from blend_core.config import MethodConfig
 from blend_core.errors import ConfigError
 from blend_core.methods.base import Method
+
+if TYPE_CHECKING:
+    from blend_core.backbone import Backbone, Classes
 
 Layers = Literal["all"] | list[int]
 

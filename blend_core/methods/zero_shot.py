@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from blend_core.backbone import Classes
 from blend_core.config import MethodConfig
 from blend_core.methods.base import Method
+
+if TYPE_CHECKING:
+    from blend_core.backbone import Classes
 
 
 class ZeroShotConfig(MethodConfig):

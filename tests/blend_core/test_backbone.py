@@ -194,3 +194,11 @@ def test_weights_of_another_model_are_refused(tower, tmp_path):
     broken.write_bytes(b"nonsense")
     with pytest.raises(ConfigError, match="cannot be read"):
         Backbone.load(config.model_copy(update={"weights": str(broken)}))
+
+
+def test_class_names_that_the_tiny_clip_never_saw_are_not_all_the_same_to_it():
+    tiny = Backbone.load(BackboneConfig())
+    with torch.no_grad():
+        text = normalize(tiny.encode_text(tiny.tokenize(["cat", "dog", "deer"], "{}")), dim=-1)
+    similar = text @ text.T - torch.eye(3)
+    assert similar.max() < 0.99

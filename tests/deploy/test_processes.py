@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ import yaml
 
 from blend_core.config import Experiment, ServerConfig, parse_experiment
 from blend_core.errors import BlendError, ConfigError, FormationError, RunError
-from deploy import engine, relatives, warm
+from deploy import engine, relatives
 from deploy.children import Child, Family, telling_lines
 from deploy.engine import Workspace, free_ports, script
 from deploy.processes import _Nodes, node_configs, quoted
@@ -133,7 +132,8 @@ def test_the_environment_is_the_runs_own(workspace):
     assert environment["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
     assert environment["NO_PROXY"] == "intern,127.0.0.1,localhost"
     assert environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.25"
-    assert workspace.environment(nodes=1000)[warm.PULL_SECONDS] == "3.00"
+    many = workspace.environment(nodes=1000)
+    assert many["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "1.00"
 
 
 def test_two_runs_of_the_same_name_do_not_end_each_other(tmp_path):
@@ -155,43 +155,6 @@ def test_a_missing_command_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(ConfigError, match="pip install"):
         script("flwr")
-
-
-def test_flower_still_has_the_places_where_waiting_is_taken_out():
-    for module in warm.STARTERS:
-        assert importlib.import_module(module).subprocess is subprocess
-    assert importlib.import_module(warm.PAUSER).time is time
-    for reference in warm.COMMANDS.values():
-        assert callable(warm._entry(reference))
-
-
-def test_commands_are_forked_from_a_copy_that_ends_with_its_process():
-    code = (
-        "import os, sys, time\n"
-        "from deploy.warm import Nursery\n"
-        "def say():\n"
-        "    os.write(1, f'said {sys.argv[1]} {os.getppid()}\\n'.encode()); sys.exit(3)\n"
-        "nursery = Nursery({'say': say})\n"
-        "nursery.open()\n"
-        "popen = nursery.stand_in().Popen\n"
-        "popen(['say', 'one']); popen(['say', 'two'], stdout=nursery.stand_in().DEVNULL)\n"
-        "popen(['say', 'three']); os.write(1, b'%d\\n' % popen(['true']).wait())\n"
-        "time.sleep(600)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(engine.__file__).parent.parent)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stdout is not None
-    lines = sorted(process.stdout.readline().split() for _ in range(3))
-    nursery = int(lines[1][-1])
-    # What Flower silences is silent, and a command of others is an ordinary process.
-    assert [line[:2] for line in lines] == [["0"], ["said", "one"], ["said", "three"]]
-    assert is_running(nursery)
-    assert nursery != process.pid
-    process.kill()
-    process.wait()
-    assert until(lambda: not is_running(nursery))
 
 
 # Processes and their end
