@@ -40,11 +40,11 @@ _TELLING = (
 class Child:
     """One process that we started, in its own session, with its output in a log file."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, start: int) -> None:
         self.name = name
         self.process = process
         self.log = log
-        self._start = log.stat().st_size
+        self._start = start
 
     @property
     def running(self) -> bool:
@@ -124,6 +124,7 @@ class Family:
         """
         path = self.logs / f"{name}.log"
         with path.open("ab") as log:
+            begin = log.tell()  # Before the process is there: it may write, and end, at once.
             try:
                 process = subprocess.Popen(
                     command,
@@ -136,7 +137,7 @@ class Family:
                 )
             except OSError as error:
                 raise RunError(f"{command[0]} cannot be started: {error.strerror}") from None
-        child = Child(name, process, path)
+        child = Child(name, process, path, begin)
         self.children.append(child)
         return child
 

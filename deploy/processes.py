@@ -18,6 +18,8 @@ from deploy.watch import LOOK_SECONDS, Watch, warning
 
 # Somebody may take a port between our look and the process that wants it.
 PORT_ATTEMPTS = 5
+# How often a SuperNode is started before the run gives it up.
+STARTS = 5
 PORT_TAKEN = "address already in use"
 READY = "Uvicorn running on"
 # The ServerApp has written everything when it says so; this is for its last lines of log.
@@ -163,7 +165,10 @@ def wait_for(child: Child, seconds: float) -> None:
 
 
 class _Nodes:
-    """Looks after the SuperNodes: a run goes on without a dead one, but not without all."""
+    """Looks after the SuperNodes: one that ends is started again, a few times.
+
+    Its client does the round again, with the same result; see `server.transport`.
+    """
 
     def __init__(
         self, family: Family, superlink_port: int, configs: dict[str, str], on_event: OnEvent
@@ -172,23 +177,20 @@ class _Nodes:
         self.port = superlink_port
         self.configs = configs
         self.on_event = on_event
-        self.dead: set[str] = set()
-        self.attempts = dict.fromkeys(configs, 1)
+        self.starts = dict.fromkeys(configs, 1)
 
     def check(self) -> None:
-        """Restart who found its port taken, report who died. Raises `RunError` when all did."""
+        """Start again who has ended. Raises `RunError` when one ends again and again."""
         # The newest process of each name counts.
         current = {child.name: child for child in self.family.children}
         for name in self.configs:
             child = current[name]
-            if child.running or name in self.dead:
+            if child.running:
                 continue
-            taken = PORT_TAKEN in child.output().lower()
-            if taken and self.attempts[name] < PORT_ATTEMPTS:
-                self.attempts[name] += 1
-                start_supernode(self.family, name, self.configs[name], self.port)
-                continue
-            self.dead.add(name)
-            self.on_event(warning(f"{name}: its SuperNode ended {child.ending()}"))
-            if len(self.dead) == len(self.configs):
-                raise RunError(f"all SuperNodes have ended; the last, {name}, {child.ending()}")
+            if self.starts[name] >= STARTS:
+                raise RunError(f"{name}: its SuperNode ended {STARTS} times, {child.ending()}")
+            self.starts[name] += 1
+            if PORT_TAKEN not in child.output().lower():
+                ending = child.ending()
+                self.on_event(warning(f"{name}: its SuperNode ended {ending}; it is restarted"))
+            start_supernode(self.family, name, self.configs[name], self.port)

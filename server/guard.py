@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from blend_core import __version__
 from blend_core.messages import Reply
 
 Shape = tuple[int, ...]
@@ -32,6 +33,8 @@ def refusal(
     """
     if reply.client != client:
         return f"it claims to come from {reply.client!r}, which was not asked here"
+    if reply.version != __version__:
+        return f"it runs version {reply.version!r}, the server {__version__}"
     if reply.kind != "train" or reply.round != round:
         return f"it answers {reply.kind} of round {reply.round}, asked was train of round {round}"
     leaked = sorted(set(reply.shared) & set(private))

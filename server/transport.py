@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from blend_core.errors import RunError
@@ -16,6 +17,8 @@ from blend_core.messages import MessageError, Reply, Request, failure
 logger = logging.getLogger("blend.server")
 
 POLL_SECONDS = 0.1
+# Flower's error codes for a node that went offline before it replied.
+NODE_GONE = (ErrorCode.NODE_UNAVAILABLE,)
 MESSAGE_TYPES = {"join": "query", "train": "train", "evaluate": "evaluate"}
 
 
@@ -31,6 +34,7 @@ class FlowerTransport:
         self.nodes: dict[str, int] = {}
         self._asked: set[int] = set()
         self._joining: dict[str, int] = {}
+        self._second: dict[int, Reply] = {}
         self._join_request: Request | None = None
 
     def join(self, request: Request, wanted: int, timeout: float) -> Iterator[Reply]:
@@ -46,31 +50,39 @@ class FlowerTransport:
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Iterator[tuple[str, Reply]]:
         """Send the requests and yield (client asked, reply) as they come, until the deadline.
 
-        A client whose node is gone is asked again when a node with its name appears.
+        A client whose node is gone is waited for: when a node with its name appears, it is sent
+        the same request again.
         """
         deadline = time.monotonic() + timeout
-        waiting: dict[str, str] = {}
-        for client, request in requests.items():
-            waiting[self._push(request, self.nodes[client], timeout)] = client
-        while waiting and time.monotonic() < deadline:
+        sent = {self._push(request, self.nodes[c], timeout): c for c, request in requests.items()}
+        gone: set[str] = set()
+        while (sent or gone) and time.monotonic() < deadline:
             heard = False
-            for message in self.grid.pull_messages(list(waiting)):
-                client = waiting.pop(message.metadata.reply_to_message_id)
+            for message in self.grid.pull_messages(list(sent)):
+                client = sent.pop(message.metadata.reply_to_message_id)
+                if message.has_error() and message.error.code in NODE_GONE:
+                    gone.add(client)
+                    continue
                 heard = True
                 yield client, _reply(message, requests[client], client)
             for joined in self._joined(deadline):
-                lost = [m for m, client in waiting.items() if client == joined.client]
-                for message_id in lost:
-                    del waiting[message_id]
-                if lost:
+                client = joined.client
+                unanswered = [message_id for message_id, c in sent.items() if c == client]
+                if joined.error is None and (unanswered or client in gone):
+                    for message_id in unanswered:
+                        del sent[message_id]
+                    gone.discard(client)
                     left = deadline - time.monotonic()
-                    again = self._push(requests[joined.client], self.nodes[joined.client], left)
-                    waiting[again] = joined.client
+                    sent[self._push(requests[client], self.nodes[client], left)] = client
             if not heard:
                 time.sleep(POLL_SECONDS)
 
     def _joined(self, deadline: float) -> Iterator[Reply]:
-        """Replies of nodes that are new since the last call; keeps `nodes` up to date."""
+        """Replies of nodes that are new since the last call; keeps `nodes` up to date.
+
+        A name belongs to its node for as long as that is online. A second node with the name is
+        kept in mind, for the first may have been killed a moment ago.
+        """
         if self._join_request is None:
             return
         online = set(self.grid.get_node_ids())
@@ -78,16 +90,18 @@ class FlowerTransport:
             self._asked.add(node)
             left = max(deadline - time.monotonic(), 1.0)
             self._joining[self._push(self._join_request, node, left)] = node
-        if not self._joining:
-            return
-        for message in self.grid.pull_messages(list(self._joining)):
+        fresh = {}
+        for message in self.grid.pull_messages(list(self._joining)) if self._joining else ():
             node = self._joining.pop(message.metadata.reply_to_message_id)
-            reply = _reply(message, self._join_request, f"node {node}")
-            known = self.nodes.get(reply.client)
-            if reply.error is None and known is not None and known in online:
-                # Asked again later: its other node may be one that was killed a moment ago.
-                logger.warning("second node for client %s refused", reply.client)
-                self._asked.discard(node)
+            fresh[node] = _reply(message, self._join_request, f"node {node}")
+        for node, reply in {**self._second, **fresh}.items():
+            self._second.pop(node, None)
+            if node not in online:
+                continue
+            if reply.error is None and self.nodes.get(reply.client) in online:
+                if node in fresh:
+                    logger.warning("client %s has a living node; a second waits", reply.client)
+                self._second[node] = reply
                 continue
             if reply.error is None:
                 self.nodes[reply.client] = node

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +112,37 @@ def test_private_values_are_in_no_server_file_and_no_log(runs, folder, experimen
         content = path.read_bytes()
         for needle in needles:
             assert needle not in content, path
+
+
+def processes_with(*words: str) -> list[int]:
+    """Ids of the processes whose command line holds all the words."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if all(word in line for word in words):
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("victim", ["client.worker", "flwr-clientapp", "flower-supernode"])
+@pytest.mark.slow
+def test_a_killed_process_of_a_site_changes_no_byte(folder, tiny_experiment, victim):
+    experiment = tiny_experiment(rounds=4)
+    run_loop(experiment, folder / f"calm-{victim}", "calm")
+    out = folder / f"killed-{victim}"
+    killed: list[int] = []
+
+    def kill_in_round_two(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 2 and not killed:
+            words = (victim, str(out)) if victim != "flwr-clientapp" else (victim,)
+            deadline = time.monotonic() + 30
+            while not killed and time.monotonic() < deadline:
+                killed.extend(processes_with(*words)[:1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    run_processes(experiment, out, "killed", kill_in_round_two)
+    assert len(killed) == 1
+    assert hashes(out) == hashes(folder / f"calm-{victim}")

@@ -283,22 +283,30 @@ def test_a_server_that_never_starts_is_not_waited_for_for_ever(family, tmp_path)
         watch(family, tmp_path, link, run, start_timeout=0.3)
 
 
-def test_a_dead_supernode_is_reported_and_only_the_last_ends_the_run(family):
+def test_a_dead_supernode_is_reported_and_started_again_but_not_for_ever(family, monkeypatch):
+    monkeypatch.setattr(
+        "deploy.processes.start_supernode", lambda family, name, *_: family.start(name, SLEEP)
+    )
     seen: list[dict] = []
     for name in ("client-00", "client-01"):
         family.start(name, SLEEP)
     nodes = _Nodes(family, 1, {"client-00": "", "client-01": ""}, seen.append)
     nodes.check()
     assert seen == []
-    family.children[0].process.kill()
-    family.children[0].process.wait()
-    nodes.check()
-    nodes.check()
-    assert [event["event"] for event in seen] == ["warning"]
+
+    def kill() -> None:
+        child = [child for child in family.children if child.name == "client-00"][-1]
+        child.process.kill()
+        child.process.wait()
+
+    for count in range(1, 5):
+        kill()
+        nodes.check()
+        nodes.check()
+        assert [event["event"] for event in seen] == ["warning"] * count
     assert "client-00: its SuperNode ended (signal 9)" in seen[0]["message"]
-    family.children[1].process.kill()
-    family.children[1].process.wait()
-    with pytest.raises(RunError, match="all SuperNodes have ended"):
+    kill()
+    with pytest.raises(RunError, match="client-00: its SuperNode ended 5 times"):
         nodes.check()
 
 

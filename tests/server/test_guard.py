@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from blend_core import __version__
 from blend_core.messages import MessageError, Reply
 from server.guard import refusal, statistics_refusal
 
@@ -16,7 +17,8 @@ SHAPES = {"text.1.up.weight": (4, 3), "vision.1.down.bias": (4,)}
 def good_reply(**changes) -> Reply:
     shared = {name: np.ones(shape, dtype=np.float32) for name, shape in SHAPES.items()}
     shared.update(changes.pop("shared", {}))
-    fields = {"kind": "train", "round": 3, "client": "a", "train_images": 5, "statistics": {}}
+    fields = {"kind": "train", "round": 3, "client": "a", "train_images": 5}
+    fields["version"] = __version__
     return Reply(**{**fields, **changes}, shared={k: v for k, v in shared.items() if v is not None})
 
 
@@ -55,6 +57,7 @@ def test_a_good_reply_passes():
         (good_reply(train_images=True), "training images is True"),
         (good_reply(round=2), "train of round 2, asked was train of round 3"),
         (good_reply(kind="evaluate"), "answers evaluate"),
+        (good_reply(version="0.0.9"), "version '0.0.9'"),
         (good_reply(client="mallory"), "claims to come from 'mallory'"),
         (good_reply(statistics={"counts": {"local": [1, 2]}}), "counts of right answers"),
         (

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from blend_core.messages import Reply, Request
@@ -109,6 +110,22 @@ def test_a_client_that_comes_back_as_another_node_is_asked_again_in_the_same_rou
     client, reply = next(replies)
     assert (client, reply.error) == ("a", None)
     assert transport.nodes["a"] == 3
+
+
+def test_a_client_whose_node_went_offline_is_waited_for_not_refused():
+    """Flower answers for a dead node with an error; that must not cost the client its round."""
+    grid = Grid({1: named("a")})
+    transport = FlowerTransport(grid)
+    joined(transport, 1)
+    grid.nodes[1] = lambda request: Error(code=ErrorCode.NODE_UNAVAILABLE, reason="offline")
+    replies = transport.ask({"a": train(1)}, 5.0)
+    # A node with its name waits until the first is known to be offline.
+    grid.nodes[2] = named("a")
+    second_joined = iter([{1, 2}, {1, 2}, {1, 2}, {2}, {2}, {2}, {2}, {2}])
+    grid.get_node_ids = lambda: next(second_joined)
+    client, reply = next(replies)
+    assert (client, reply.error, reply.shared["w"].tolist()) == ("a", None, [2, 3])
+    assert grid.sent.count((2, "query")) == 1
 
 
 def test_silence_ends_at_the_deadline_and_a_late_reply_is_ignored():
