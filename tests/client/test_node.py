@@ -127,22 +127,29 @@ def test_private_state_of_another_method_is_refused(setting):
 def test_private_values_leave_the_site_in_no_reply(setting):
     """A canary written into the private tensors must not be found in any message."""
     experiment, shared, node = setting
+    # Lambda 0 leaves the projection untrained, so the canary is still there in the train reply.
+    method = experiment.method.model_copy(update={"lambda_": 0.0})
+    experiment = experiment.model_copy(update={"method": method})
     subject = node()
     subject.handle(ask(experiment, shared))
     canary = np.float32(1.2345678e17)
-    round, private, header = subject.generations.newest_before(2)
+    _, private, header = subject.generations.newest_before(2)
     private = {name: np.full_like(value, canary) for name, value in private.items()}
-    subject.generations.save(round, private, header)
-    replies = [
-        subject.handle(ask(experiment, shared, kind="evaluate", round=2, last_round=1)),
-        subject.handle(ask(experiment, shared, kind="join", round=0)),
+    subject.generations.save(1, private, header)
+    requests = [
+        ask(experiment, shared, kind="join", round=0),
+        ask(experiment, shared, round=2, last_round=1, evaluate=True),
+        ask(experiment, shared, kind="evaluate", round=3, last_round=2),
     ]
-    for reply in replies:
+    for request in requests:
+        reply = subject.handle(request)
         assert reply.error is None
         header_text, vector = reply.pack()
         assert canary not in vector
         assert "1.2345" not in header_text
         assert not set(private) & set(reply.shared)
+    _, kept, _ = subject.generations.newest_before(3)
+    assert all((value == canary).all() for value in kept.values())
 
 
 def test_a_reply_names_no_class_and_no_path(setting, tmp_path):
