@@ -14,6 +14,7 @@ from flwr.serverapp import ServerApp
 from rich.console import Console
 
 from blend_core.config import experiment_from_run_config, load_experiment
+from blend_core.errors import RunError
 from deploy.children import Family
 from deploy.engine import COMPONENTS, Workspace, script
 from deploy.processes import node_configs, start_superlink, wait_for
@@ -38,15 +39,17 @@ def main(grid: Grid, context: Context) -> None:
     experiment = experiment_from_run_config(settings)
     transport = FlowerTransport(grid)
     joining = Request("join", str(settings["federation"]), 0, experiment.to_json())
-    (joined,) = transport.join(joining, 1, DEADLINE)
-    joined.raise_error()
+    joined = next(transport.join(joining, DEADLINE))
+    if joined.error is not None:
+        raise RunError(joined.error)
     times: list[float] = []
     work: list[float] = []
     # All lie in the queue at once, so the SuperNode's idle poll of 3 s does not count.
     requests = {str(number): joining for number in range(experiment.rounds)}
     transport.nodes |= dict.fromkeys(requests, transport.nodes[joined.client])
     for _, reply in transport.ask(requests, DEADLINE):
-        reply.raise_error()
+        if reply.error is not None:
+            raise RunError(reply.error)
         start, end = reply.statistics["evaluate_span"]
         times.append(time.time())
         work.append(end - start)

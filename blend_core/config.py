@@ -8,6 +8,7 @@ that names the key, the value and what is allowed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -156,6 +157,12 @@ class ServerConfig(Section):
     max_images: int = Field(
         10_000_000, ge=1, description="largest number of training images believed of a client"
     )
+    max_change: float = Field(
+        10.0,
+        gt=0.0,
+        le=1e6,
+        description="largest change believed of a client: L2 norm relative to what it was sent",
+    )
     keep_checkpoints: int = Field(3, ge=1, description="newest round checkpoints to keep")
 
 
@@ -230,26 +237,6 @@ def parse_experiment(data: Mapping[str, Any]) -> Experiment:
         raise ConfigError(_one_line(error)) from None
 
 
-def run_config(experiment: Experiment) -> dict[str, str | int | float | bool]:
-    """The experiment as Flower's flat run-config: dotted keys, "" for what is not set.
-
-    Lists are carried as JSON text, because Flower knows only numbers, booleans and text.
-    """
-    flat: dict[str, str | int | float | bool] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                walk(f"{prefix}.{key}" if prefix else key, inner)
-        elif isinstance(value, list):
-            flat[prefix] = json.dumps(value)
-        else:
-            flat[prefix] = "" if value is None else value
-
-    walk("", experiment.to_json())
-    return flat
-
-
 # Keys of the run-config that are not settings of the experiment.
 CARRIER_KEYS = ("experiment", "preset", "out", "federation", "engine", "started")
 
@@ -265,7 +252,10 @@ def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:
     """
     whole = settings.get("experiment")
     if whole:
-        return parse_experiment(json.loads(str(whole)))
+        try:
+            return parse_experiment(json.loads(str(whole)))
+        except ValueError as error:
+            raise ConfigError(f"run-config experiment: not valid JSON: {error}") from None
     given: dict[str, Any] = {}
     for key, value in settings.items():
         if key in CARRIER_KEYS or value == "":
@@ -298,7 +288,26 @@ def load_experiment(source: str | None, overrides: Sequence[str] = ()) -> Experi
         if not separator or not key.strip():
             raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
         settings[key.strip()] = _yaml_value(value, f"--set {text}")
-    return parse_experiment(_override(_read_yaml(source or "quickstart"), settings))
+    return _with_full_paths(
+        parse_experiment(_override(_read_yaml(source or "quickstart"), settings))
+    )
+
+
+def _with_full_paths(experiment: Experiment) -> Experiment:
+    """Paths count from where the user is, not from where a worker runs."""
+
+    def full(path: str) -> str:
+        expanded = Path(path).expanduser()
+        return str(expanded.absolute()) if expanded.exists() else path
+
+    backbone, data = experiment.backbone, experiment.data
+    weights = {"name": full(backbone.name), "weights": full(backbone.weights)}
+    if not backbone.name.endswith(".json"):
+        del weights["name"]
+    changes: dict[str, Any] = {"backbone": backbone.model_copy(update=weights)}
+    if data.root is not None:
+        changes["data"] = data.model_copy(update={"root": full(data.root)})
+    return experiment.model_copy(update=changes)
 
 
 def _override(data: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,26 +345,30 @@ def _read_yaml(source: str) -> dict[str, Any]:
     return data
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as in YAML 1.2, and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping; a repeated key would silently win over the first."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
 def _yaml_value(text: str, where: str) -> Any:
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
-    return _numbers(value)
-
-
-def _numbers(value: Any) -> Any:
-    """Read 1e-3 as a number: YAML 1.1 takes a float without a dot for text."""
-    if isinstance(value, dict):
-        return {k: _numbers(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_numbers(v) for v in value]
-    if isinstance(value, str) and "e" in value.lower():
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
 
 
 def _assign(data: dict[str, Any], key: str, value: Any) -> None:

@@ -40,3 +40,14 @@ def error_from_code(message: str, exit_code: int) -> BlendError:
     kinds = (RunError, ConfigError, SiteError, FormationError)
     kind = next((k for k in kinds if k.exit_code == exit_code), RunError)
     return kind(message)
+
+
+def described(error: BaseException) -> str:
+    """An error in words: ours say everything, others need their kind."""
+    return str(error) if isinstance(error, BlendError) else f"{type(error).__name__}: {error}"
+
+
+def one_line(text: str, limit: int = 1000) -> str:
+    """Text that came from elsewhere, fit for a log or a message: one line, not too long."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[:limit]}..."

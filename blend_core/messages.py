@@ -18,7 +18,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.errors import BlendError, RunError, error_from_code
+from blend_core import __version__
+from blend_core.errors import BlendError, RunError, described, one_line
 
 FloatArray = npt.NDArray[np.float32]
 Tensors = dict[str, FloatArray]
@@ -41,6 +42,7 @@ class Request:
         federation: names the federation, and with it the folder of the private state.
         round: number of the round, from 1; "evaluate" after round R carries R + 1; "join" 0.
         experiment: the resolved experiment as plain JSON data.
+        version: the package version of the server.
         evaluate: evaluate the received model before training.
         last_round: newest round of this client that the server has accepted; 0 if none.
         shared: the current shared tensors by name.
@@ -53,6 +55,7 @@ class Request:
     evaluate: bool = False
     last_round: int = 0
     shared: Tensors = field(default_factory=dict)
+    version: str = __version__
 
     def pack(self) -> tuple[str, FloatArray]:
         """Return (JSON header, flat float32 vector)."""
@@ -97,18 +100,12 @@ class Reply:
         """Inverse of `pack`. Raises `MessageError`."""
         return cls(**_unpack(header, vector, _REPLY_TYPES))
 
-    def raise_error(self) -> None:
-        """Raise what went wrong at the site, if anything did."""
-        if self.error is not None:
-            raise error_from_code(self.error, self.exit_code)
-
 
 def failure(request_kind: Kind, round: int, client: str, error: Exception) -> Reply:
     """A reply that says what went wrong at the site in one line."""
-    known = isinstance(error, BlendError)
-    text = str(error) if known else f"{type(error).__name__}: {error}"
     code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
-    return Reply(request_kind, round, client, error=text, exit_code=code)
+    text = one_line(described(error))
+    return Reply(request_kind, round, client, __version__, error=text, exit_code=code)
 
 
 def payload_bytes(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
@@ -128,11 +125,16 @@ def flatten(tensors: Mapping[str, npt.NDArray[Any]]) -> FloatArray:
 
 
 def _pack(message: Request | Reply) -> tuple[str, FloatArray]:
+    return header_of(message), flatten(message.shared)
+
+
+def header_of(message: Request | Reply) -> str:
+    """The JSON header of a message: everything but the values of its tensors."""
     tensors = message.shared
     fields = {k: v for k, v in vars(message).items() if k != "shared"}
     # The dtype travels as it is, so that the guard sees a wrong one instead of a silent cast.
     layout = {n: [str(tensors[n].dtype), list(tensors[n].shape)] for n in sorted(tensors)}
-    return json.dumps({**fields, "layout": layout}), flatten(tensors)
+    return json.dumps({**fields, "layout": layout})
 
 
 _REQUEST_TYPES: dict[str, type | tuple[type, ...]] = {
@@ -140,6 +142,7 @@ _REQUEST_TYPES: dict[str, type | tuple[type, ...]] = {
     "federation": str,
     "round": int,
     "experiment": dict,
+    "version": str,
     "evaluate": bool,
     "last_round": int,
 }
@@ -164,7 +167,10 @@ def _unpack(
         fields = json.loads(header)
         layout = fields.pop("layout")
         if set(fields) != set(types):
-            raise ValueError(f"its fields are {sorted(fields)}")
+            version = str(fields.get("version"))[:40]
+            raise ValueError(
+                f"its fields are not those of version {__version__}; its sender runs {version}"
+            )
         for name, expected in types.items():
             if not isinstance(fields[name], expected):
                 raise ValueError(f"{name} is {fields[name]!r}")

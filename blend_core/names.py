@@ -13,12 +13,17 @@ def checked_name(key: str, name: str | None) -> str:
     """Return a name that is safe as the name of a folder. Raises `ConfigError` naming `key`."""
     if name is None:
         raise ConfigError(f"{key}: missing; give one, or partition-id to derive it from")
-    if not _NAME.fullmatch(name):
+    if not is_plain_name(name):
         raise ConfigError(
             f"{key} = {name!r}: must be 1 to 64 letters, digits, dots, hyphens or underscores "
             "and begin with a letter or digit"
         )
     return name
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name is safe as the name of a folder: letters, digits and ._- of 1 to 64."""
+    return bool(_NAME.fullmatch(name))
 
 
 def client_name(partition: int, partitions: int | None = None) -> str:

@@ -129,12 +129,13 @@ def write_json_atomic(path: Path, value: Any) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Array], header: Header) -> None:
     """Write tensors and a JSON object as one checksummed safetensors file, durably.
 
-    The same content gives the same bytes. `header` must be strict JSON data (no NaN).
+    The same content gives the same bytes. `header` must be strict JSON data (no NaN). Only the
+    user may read the file: it may be a site's private model.
 
     Raises:
         StateError: as `write_bytes_atomic`; the old file is untouched.
     """
-    write_bytes_atomic(path, _encode(tensors, header))
+    write_bytes_atomic(path, _encode(tensors, header), mode=0o600)
 
 
 def read_tensors(path: Path) -> tuple[Tensors, Header]:
@@ -273,7 +274,7 @@ class Generations:
             rest = (
                 "no intact generation is left before it"
                 if intact is None
-                else f"round {intact} is intact: move the damaged file away to go on from there"
+                else f"round {intact} before it is intact; restore this file from a backup"
             )
             raise StateError(f"{error}; {rest}", intact) from None
 

@@ -7,6 +7,7 @@ site's worker keeps model and images in memory. In simulation the Ray actor is t
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from blend_core.errors import BlendError
-from blend_core.messages import Reply, Request, failure
-from client.site import Site
+from blend_core.errors import BlendError, ConfigError, RunError, described
+from blend_core.messages import Kind, Reply, Request, failure
+from client.site import Site, local_site
 
 if TYPE_CHECKING:
     from client.node import Node
@@ -25,49 +26,65 @@ if TYPE_CHECKING:
 app = ClientApp()
 
 
+# What Flower tells a simulated node of itself; a SuperNode's operator says more.
+SIMULATED = {"partition-id", "num-partitions"}
+
+
 @app.query()
 @app.train()
 @app.evaluate()
 def handle(message: Message, context: Context) -> Message:
     """Answer one message of the server, whatever it asks."""
-    header = str(message.content["message"]["header"])
-    arrays = message.content.get("arrays")
-    vector = arrays["shared"].numpy() if arrays else np.zeros(0, dtype=np.float32)
-    request = Request.unpack(header, vector)
-    header, vector = answer(request, context).pack()
+    header, vector = answer(message, context).pack()
     content = RecordDict({"message": ConfigRecord({"header": header})})
     if vector.size:
         content["arrays"] = ArrayRecord({"shared": Array(vector)})
     return Message(content, reply_to=message)
 
 
-def answer(request: Request, context: Context) -> Reply:
-    """Let the worker answer for a named site, this process for a simulated client."""
-    name = str(context.node_config.get("client-name", f"node {context.node_id}"))
+def answer(message: Message, context: Context) -> Reply:
+    """Let the worker answer for a site, this process for a simulated client."""
+    kind: Kind = "join"
+    number, site = 0, None
     try:
-        if "client-name" in context.node_config:
+        if not set(context.node_config) <= SIMULATED:
+            site = Site.from_node_config(context.node_config)
+        header = str(message.content["message"]["header"])
+        arrays = message.content.get("arrays")
+        vector = arrays["shared"].numpy() if arrays else np.zeros(0, dtype=np.float32)
+        request = Request.unpack(header, vector)
+        kind, number = request.kind, request.round
+        if site is not None:
             from client.link import ask
 
-            site = Site.from_node_config(context.node_config)
             timeout = float(request.experiment["server"]["round_timeout"])
             return ask(site, request.federation, request, timeout)
-        out = Path(str(context.run_config.get("out") or Path.cwd() / "runs" / request.federation))
-        site = _simulated_site(request, context, out)
+        site = _simulated_site(request, context)
         return _node(json.dumps(site.to_json()), request.federation).handle(request)
-    except BlendError as error:
-        return failure(request.kind, request.round, name, error)
+    except Exception as error:
+        # Flower would send the error's text to the server; what may go there, the site decides.
+        print(f"blend: {described(error)}", file=sys.stderr, flush=True)
+        name = f"node {context.node_id}" if site is None else site.name
+        known = isinstance(error, BlendError)
+        told = site.for_outside(error) if site else error if known else RunError("it failed")
+        return failure(kind, number, name, told)
 
 
-def _simulated_site(request: Request, context: Context, out: Path) -> Site:
+def _simulated_site(request: Request, context: Context) -> Site:
     """A simulated client is known by its place in the list of client names."""
     from blend_core.config import parse_experiment
     from blend_core.data import client_names
 
-    partition = int(context.node_config["partition-id"])
-    names = client_names(parse_experiment(request.experiment)) or []
-    return Site(
-        name=names[partition], state_dir=out / "state" / names[partition], partition=partition
-    )
+    experiment = parse_experiment(request.experiment)
+    names = client_names(experiment)
+    index = int(context.node_config["partition-id"])
+    if names is None or index >= len(names):
+        raise ConfigError(
+            f"node {index} of the simulation has no client: clients = {experiment.clients}; give "
+            "as many nodes as clients, and data.root for folders"
+        )
+    out = str(context.run_config.get("out") or Path("runs") / request.federation)
+    return local_site(experiment, names[index], index, Path(out))
 
 
 @cache

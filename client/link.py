@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blend_core import __version__
-from blend_core.errors import ConfigError, RunError, SiteError, error_from_code
+from blend_core.errors import ConfigError, RunError, SiteError
 from blend_core.messages import Reply, Request
 from blend_core.state import make_folder
 from client.channel import connect, read_key
@@ -55,8 +55,9 @@ def ask(
         The reply, which may carry an error of the site.
 
     Raises:
-        RunError: no reply in time, or the worker died again and again.
-        SiteError: the state folder is unusable or used by another SuperNode's worker.
+        RunError: no reply in time.
+        SiteError: the state folder is unusable or used by another SuperNode's worker, or the
+            worker cannot be started or died again and again.
         ConfigError: the worker's installation has another version than this process.
     """
     what = f"client {site.name}, round {request.round}"
@@ -78,7 +79,7 @@ def ask(
             problem = str(error)
             _end(record)
     log = site.folder(federation) / LOG
-    raise RunError(
+    raise SiteError(
         f"{what}: its worker ended {1 + REPLACEMENTS} times before it answered ({problem}); "
         f"it may have run out of memory, see {log}"
     )
@@ -176,9 +177,8 @@ def _start(
         if code is not None or time.monotonic() > deadline:
             process.kill()
             what = "was not ready in time" if code is None else f"ended at its start (code {code})"
-            raise error_from_code(
-                f"client {site.name}: its worker {what}: {_last_lines(log, begin)}; see {log}",
-                code or RunError.exit_code,
+            raise SiteError(
+                f"client {site.name}: its worker {what}: {_last_lines(log, begin)}; see {log}"
             )
         time.sleep(POLL)
 
@@ -211,7 +211,7 @@ def _starting(folder: Path, deadline: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise RunError(
+                    raise SiteError(
                         f"{folder}: another process has been starting a worker for too long"
                     ) from None
                 time.sleep(POLL)

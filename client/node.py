@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import time
 from functools import lru_cache
 from typing import Any
@@ -20,7 +19,7 @@ from blend_core import __version__
 from blend_core.backbone import Backbone, Classes
 from blend_core.config import BackboneConfig, Experiment, parse_experiment
 from blend_core.data import ClientData, load_client_data
-from blend_core.errors import BlendError, ConfigError, SiteError
+from blend_core.errors import BlendError, ConfigError, SiteError, described
 from blend_core.evaluation import Counts, evaluate
 from blend_core.messages import Reply, Request, Tensors, failure
 from blend_core.methods import build_method, config_class
@@ -54,15 +53,11 @@ class Node:
         answer = {"join": self.join, "train": self.train, "evaluate": self.evaluate}
         try:
             return answer[request.kind](request)
-        except SiteError as error:
-            logger.error("%s: %s", self.site.name, error)
-            told = self._for_outside(request, error)
-            return failure(request.kind, request.round, self.site.name, told)
-        except BlendError as error:
-            return failure(request.kind, request.round, self.site.name, error)
         except Exception as error:
-            logger.exception("%s: %s of round %d", self.site.name, request.kind, request.round)
-            return failure(request.kind, request.round, self.site.name, error)
+            known = isinstance(error, BlendError)
+            logger.error("%s: %s", self.site.name, described(error), exc_info=not known)
+            told = self.site.for_outside(error)
+            return failure(request.kind, request.round, self.site.name, told)
 
     def train(self, request: Request) -> Reply:
         """One round of this client."""
@@ -70,7 +65,7 @@ class Node:
         method = loaded.method
         if loaded.train_images == 0:
             raise SiteError(
-                f"{self.site.name}: E08 no training images; run as evaluation-only or add images"
+                f"E08 {self.site.name}: no training images; run as evaluation-only or add images"
             )
         self._enter_round(request, loaded)
         statistics: dict[str, Any] = {}
@@ -107,19 +102,6 @@ class Node:
         zero_shot = build_method(config_class("zero-shot")(name="zero-shot"), loaded.backbone, 0)
         return self._reply(request, loaded, self._evaluate(loaded, zero_shot))
 
-    def _for_outside(self, request: Request, error: SiteError) -> SiteError:
-        """What the server may know of a site's trouble.
-
-        A site that brings its own folder keeps its class names and paths to itself; its log says
-        the rest. In a run on one machine (`data.root`) the reader of both is the same person.
-        """
-        data = request.experiment.get("data", {})
-        if data.get("kind") != "folders" or data.get("root"):
-            return error
-        code = re.match(r"[EW]\d\d\b", str(error))
-        what = f"its data or state is unusable ({code.group()})" if code else "it cannot take part"
-        return SiteError(f"{self.site.name}: {what}; the site's worker.log says why")
-
     def _enter_round(self, request: Request, loaded: _Loaded) -> None:
         """Put the received shared part and this client's newest private part into the model."""
         restore(loaded.method.shared(), request.shared)
@@ -142,10 +124,12 @@ class Node:
         if found is None:
             return loaded.initial_private
         _, tensors, header = found
-        if header.get("method") != loaded.state_header["method"]:
+        made_by = loaded.state_header
+        other = [key for key, value in made_by.items() if header.get(key) != value]
+        if other:
             raise SiteError(
                 f"{self.site.name}: the private state in {self.generations.folder} was made with "
-                f"other settings of the method or another backbone; start a new federation"
+                f"another {' and '.join(other)}; start a new federation"
             )
         return tensors
 
@@ -206,14 +190,21 @@ class _Loaded:
         )
         self.train_images = len(self.data.train.images)
         template = experiment.data.template
-        self.base: Classes = self.backbone.tokenize(self.data.base_names, template)
-        self.new: Classes | None = (
-            self.backbone.tokenize(self.data.new_names, template) if self.data.new_names else None
-        )
+        try:
+            self.base: Classes = self.backbone.tokenize(self.data.base_names, template)
+            new = self.data.new_names
+            self.new: Classes | None = self.backbone.tokenize(new, template) if new else None
+        except ConfigError as error:  # The names are the site's, not the server's.
+            raise SiteError(f"E11 {error}") from None
         self.method = build_method(experiment.method, self.backbone, experiment.seed)
         self.initial_private = snapshot(self.method.private())
-        made_by = [experiment.method.model_dump_json(), _backbone_sha256(self.backbone)]
-        self.state_header = {"method": hashlib.sha256(json.dumps(made_by).encode()).hexdigest()}
+        settings = experiment.method.model_dump_json().encode()
+        # What a private state belongs to; see `Node._private`.
+        self.state_header = {
+            "method": experiment.method.name,
+            "settings of the method": hashlib.sha256(settings).hexdigest(),
+            "backbone": _backbone_sha256(self.backbone),
+        }
 
 
 def _device(experiment: Experiment) -> str:

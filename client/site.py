@@ -7,13 +7,17 @@ Imports neither torch nor Flower: the ClientApp loads it in every message's proc
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blend_core.errors import ConfigError
+from blend_core.errors import BlendError, ConfigError, RunError, SiteError, described
 from blend_core.names import checked_name, client_name
+
+if TYPE_CHECKING:
+    from blend_core.config import Experiment
 
 Scalar = str | int | float | bool
 
@@ -25,6 +29,7 @@ KEYS = (
     "num-partitions",
     "label-space",
     "worker-idle",
+    "verbose-errors",
 )
 LABEL_SPACES = ("node", "federation")
 MAX_IDLE = 604_800.0
@@ -41,6 +46,8 @@ class Site:
         partition: number of the site's part of a partitioned data set, from 0.
         label_space: "node" or "federation"; None: as the experiment says.
         worker_idle: seconds without a message after which the worker ends, up to a week.
+        verbose_errors: tell the server class names and paths in error messages. Right only where
+            server and sites are one machine and one person's.
     """
 
     name: str
@@ -49,6 +56,27 @@ class Site:
     partition: int | None = None
     label_space: str | None = None
     worker_idle: float = 600.0
+    verbose_errors: bool = False
+
+    def for_outside(self, error: Exception) -> BlendError:
+        """What a server may know of this site's trouble; the rest is for the site's own log.
+
+        Errors of the site's data, state and machine speak of its class names and folders, those
+        of the server's settings and of the run do not.
+        """
+        if isinstance(error, ConfigError | RunError):
+            return error
+        if self.verbose_errors or self.data_dir is None:
+            return error if isinstance(error, BlendError) else RunError(described(error))
+        code = re.match(r"E\d\d\b", str(error))
+        if isinstance(error, SiteError) and code:
+            what = f"its data is unusable ({code.group()})"
+        elif isinstance(error, SiteError):
+            what = "its data or state is unusable"
+        else:
+            what = f"it failed ({type(error).__name__})"
+        kind = SiteError if isinstance(error, SiteError) else RunError
+        return kind(f"{self.name}: {what}; its worker.log says why")
 
     def folder(self, federation: str) -> Path:
         """Where this site keeps its private state of one federation.
@@ -108,6 +136,7 @@ class Site:
             partition=partition,
             label_space=label_space,
             worker_idle=_seconds(node_config, "worker-idle", cls.worker_idle),
+            verbose_errors=_flag(node_config, "verbose-errors"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -122,6 +151,25 @@ class Site:
             if fields.get(key) is not None:
                 fields[key] = Path(fields[key])
         return cls(**fields)
+
+
+def local_site(experiment: Experiment, name: str, index: int, out: Path) -> Site:
+    """A client of a run on one machine: its state lies in the run's folder.
+
+    Args:
+        experiment: the resolved experiment.
+        name: the client's name.
+        index: its place in the list of client names.
+        out: the run's folder.
+    """
+    root = experiment.data.root if experiment.data.kind == "folders" else None
+    return Site(
+        name=name,
+        state_dir=_absolute(out) / "state" / name,
+        data_dir=None if root is None else _absolute(root) / name,
+        partition=index,
+        verbose_errors=True,
+    )
 
 
 def _text(config: Mapping[str, Scalar], key: str) -> str | None:
@@ -147,6 +195,13 @@ def _whole(config: Mapping[str, Scalar], key: str, least: int) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"node config {key} = {value!r}: must be a whole number from {least}")
+    return value
+
+
+def _flag(config: Mapping[str, Scalar], key: str) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"node config {key} = {value!r}: must be true or false")
     return value
 
 

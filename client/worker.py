@@ -183,7 +183,7 @@ class Worker:
             return self._handler().handle(request).pack()
         except Exception as error:
             logger.exception("%s of round %d failed", kind, number)
-            reply = failure(kind, number, self.site.name, error)
+            reply = failure(kind, number, self.site.name, self.site.for_outside(error))
             reply.error = " ".join((reply.error or "").split())
             reply.version = __version__
             return reply.pack()
@@ -222,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     try:
         site = Site.from_json(json.loads(options.site))
+        logger.info("worker of %s, version %s", Path(__file__).parent, __version__)
         with _own(site.folder(options.federation)):
             Worker(site, options.federation, parent, options.node).run()
     except BlendError as error:

@@ -14,7 +14,7 @@ from blend_core.data import client_names
 from blend_core.errors import ConfigError
 from blend_core.messages import Reply, Request
 from client.node import Node
-from client.site import Site
+from client.site import local_site
 from server.strategy import Coordinator
 
 
@@ -24,10 +24,10 @@ class LoopTransport:
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.nodes = nodes
 
-    def join(self, request: Request, wanted: int, timeout: float) -> Iterator[Reply]:
-        """Let every node join."""
-        for _, node in sorted(self.nodes.items()):
-            yield node.handle(request)
+    def join(self, request: Request, timeout: float) -> Iterator[Reply]:
+        """Let every node join, one after the other, until the deadline."""
+        for _, reply in self.ask(dict.fromkeys(self.nodes, request), timeout):
+            yield reply
 
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Iterator[tuple[str, Reply]]:
         """Answer the requests in the order of names; the deadline is checked between clients."""
@@ -49,6 +49,6 @@ def run_loop(
     names = client_names(experiment)
     if names is None:
         raise ConfigError("data.kind = 'folders' needs data.root in the loop engine")
-    sites = [Site(n, out / "state" / n, partition=i) for i, n in enumerate(names)]
+    sites = [local_site(experiment, name, index, out) for index, name in enumerate(names)]
     nodes = {site.name: Node(site, federation) for site in sites}
     Coordinator(experiment, LoopTransport(nodes), out, federation, "loop", started).run()

@@ -11,6 +11,7 @@ from pathlib import Path
 from blend_core.config import Experiment
 from blend_core.data import client_names
 from blend_core.errors import ConfigError, RunError
+from client.site import local_site
 from deploy.children import Child, Family
 from deploy.engine import HOST, Workspace, free_ports, script
 from deploy.events import OnEvent
@@ -72,17 +73,18 @@ def node_configs(experiment: Experiment, out: Path) -> dict[str, str]:
     names = client_names(experiment)
     if names is None:
         raise ConfigError("data.kind = 'folders' needs data.root to run all sites on this machine")
-    root = experiment.data.root if experiment.data.kind == "folders" else None
     configs = {}
     for index, name in enumerate(names):
+        site = local_site(experiment, name, index, out)
         pairs = [
             f"client-name={quoted(name)}",
             f"partition-id={index}",
             f"num-partitions={len(names)}",
-            f"state-dir={quoted(str(out / 'state' / name))}",
+            f"state-dir={quoted(str(site.state_dir))}",
+            "verbose-errors=true",
         ]
-        if root is not None:
-            pairs.append(f"data-dir={quoted(str((Path(root) / name).resolve()))}")
+        if site.data_dir is not None:
+            pairs.append(f"data-dir={quoted(str(site.data_dir))}")
         configs[name] = " ".join(pairs)
     return configs
 
@@ -146,7 +148,7 @@ def start_supernode(family: Family, name: str, config: str, superlink_port: int)
     """Start one client's SuperNode on a free port."""
     (port,) = free_ports(1)
     return family.start(
-        name,
+        child_name(name),
         [
             script("flower-supernode"),
             "--insecure",
@@ -155,6 +157,11 @@ def start_supernode(family: Family, name: str, config: str, superlink_port: int)
             *("--node-config", config),
         ],
     )
+
+
+def child_name(client: str) -> str:
+    """Name of a client's SuperNode among our processes and logs; no client can be "superlink"."""
+    return f"site-{client}"
 
 
 def wait_for(child: Child, seconds: float) -> None:
@@ -184,7 +191,7 @@ class _Nodes:
         # The newest process of each name counts.
         current = {child.name: child for child in self.family.children}
         for name in self.configs:
-            child = current[name]
+            child = current[child_name(name)]
             if child.running:
                 continue
             if self.starts[name] >= STARTS:

@@ -3,73 +3,81 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import numpy as np
 
 from blend_core import __version__
-from blend_core.messages import Reply
-
-Shape = tuple[int, ...]
+from blend_core.config import ServerConfig
+from blend_core.messages import Reply, Request, Tensors, flatten
 
 
 def refusal(
     reply: Reply,
+    request: Request,
     client: str,
-    round: int,
-    shapes: Mapping[str, Shape],
     private: Collection[str],
-    max_images: int,
+    limits: ServerConfig,
 ) -> str | None:
-    """Why a reply to a train request must not enter the mean; None if it may.
+    """Why a reply must not be used; None if it may.
 
     Args:
         reply: what came back.
+        request: what was asked; a train reply carries exactly the tensors of its request.
         client: the client that was asked.
-        round: the round it was asked for.
-        shapes: exactly the shared tensors of the method, by name.
-        private: names that must never leave a site.
-        max_images: largest number of training images believed.
+        private: names of tensors that must never leave a site.
+        limits: largest number of images and largest change that are believed.
     """
-    if reply.client != client:
-        return f"it claims to come from {reply.client!r}, which was not asked here"
     if reply.version != __version__:
         return f"it runs version {reply.version!r}, the server {__version__}"
-    if reply.kind != "train" or reply.round != round:
-        return f"it answers {reply.kind} of round {reply.round}, asked was train of round {round}"
+    if reply.client != client:
+        return f"it claims to come from {reply.client!r}, which was not asked here"
+    if (reply.kind, reply.round) != (request.kind, request.round):
+        return (
+            f"it answers {reply.kind} of round {reply.round}, asked was {request.kind} of round "
+            f"{request.round}"
+        )
     leaked = sorted(set(reply.shared) & set(private))
     if leaked:
         return f"it carries private tensors: {', '.join(leaked[:3])}"
-    missing, extra = (
-        sorted(set(shapes) - set(reply.shared)),
-        sorted(set(reply.shared) - set(shapes)),
-    )
+    images, least = reply.train_images, 1 if request.kind == "train" else 0
+    if type(images) is not int or not least <= images <= limits.max_images:
+        return (
+            f"its number of training images is {str(images)[:40]}, allowed are {least} to "
+            f"{limits.max_images}"
+        )
+    sent = request.shared if request.kind == "train" else {}
+    return _tensors_refusal(reply.shared, sent, limits) or _statistics_refusal(reply, request)
+
+
+def _tensors_refusal(shared: Tensors, sent: Tensors, limits: ServerConfig) -> str | None:
+    missing, extra = sorted(set(sent) - set(shared)), sorted(set(shared) - set(sent))
     if missing:
         return f"{len(missing)} shared tensors are missing, e.g. {missing[0]}"
     if extra:
         return f"{len(extra)} tensors are unknown, e.g. {extra[0]}"
-    images = reply.train_images
-    if not isinstance(images, int) or isinstance(images, bool) or not 1 <= images <= max_images:
-        return f"its number of training images is {images!r}, allowed are 1 to {max_images}"
-    for name, value in sorted(reply.shared.items()):
-        if tuple(value.shape) != tuple(shapes[name]):
-            return f"{name} has shape {tuple(value.shape)}, expected {tuple(shapes[name])}"
+    for name, value in sorted(shared.items()):
+        if value.shape != sent[name].shape:
+            return f"{name} has shape {value.shape}, expected {sent[name].shape}"
         if value.dtype != np.float32:
             return f"{name} has dtype {value.dtype}, expected float32"
         # A sum is finite only if every value is, and needs no temporary array.
         if not math.isfinite(float(value.sum(dtype=np.float64))):
             return f"{name} holds values that are not finite"
-    return statistics_refusal(reply)
+    before, after = flatten(sent).astype(np.float64), flatten(shared).astype(np.float64)
+    change = float(np.linalg.norm(after - before))
+    # A set that was sent as zeros must be able to move.
+    bound = limits.max_change * max(float(np.linalg.norm(before)), 1.0)
+    if change > bound:
+        return f"it changed the shared tensors by {change:.3g} (L2 norm), allowed are {bound:.3g}"
+    return None
 
 
-def statistics_refusal(reply: Reply, counts_needed: bool = False) -> str | None:
-    """Why the statistics of a reply cannot be used; None if they can.
-
-    Counts of right answers, where present (or needed), are [right, total] per group.
-    """
+def _statistics_refusal(reply: Reply, request: Request) -> str | None:
+    """Counts of right answers are [right, total] per group, spans [start, end] in unix seconds."""
     statistics = reply.statistics
     counts = statistics.get("counts")
-    if counts is None and counts_needed:
+    if counts is None and (request.evaluate or request.kind != "train"):
         return "it holds no counts of right answers"
     if counts is not None:
         groups = ("local", "base", "novel")
@@ -79,18 +87,33 @@ def statistics_refusal(reply: Reply, counts_needed: bool = False) -> str | None:
     for key in ("train_span", "evaluate_span"):
         if key in statistics and not _is_span(statistics[key]):
             return f"its {key} is {str(statistics[key])[:80]}"
-    if not isinstance(statistics.get("private_sha256", ""), str):
-        return "its private_sha256 is not text"
+    training = statistics.get("training", {})
+    named = isinstance(training, dict) and len(training) <= 20
+    if not named or not all(_is_number(value) for value in training.values()):
+        return f"its training statistics are {str(training)[:80]}"
+    if not _is_short_text(statistics.get("private_sha256", "")):
+        return "its private_sha256 is not a short text"
+    worker = statistics.get("worker", {"pid": 0, "backbone_loads": 0})
+    if not isinstance(worker, dict) or not all(
+        type(worker.get(key)) is int for key in ("pid", "backbone_loads")
+    ):
+        return f"its worker is {str(worker)[:80]}"
     return None
 
 
 def _is_count(value: object) -> bool:
     if not isinstance(value, list) or len(value) != 2 or any(type(n) is not int for n in value):
         return False
-    return bool(0 <= value[0] <= value[1])
+    return bool(0 <= value[0] <= value[1] < 10**12)
 
 
 def _is_span(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 2:
-        return False
-    return all(isinstance(time, int | float) and math.isfinite(time) for time in value)
+    return isinstance(value, list) and len(value) == 2 and all(_is_number(time) for time in value)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e15  # type: ignore[arg-type]
+
+
+def _is_short_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= 100

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blend_core import __version__
 from blend_core.config import Experiment
-from blend_core.messages import Reply, Request, Tensors, payload_bytes
+from blend_core.messages import Reply, Request, Tensors, header_of, payload_bytes
 from blend_core.metrics import federation_metrics
 from blend_core.state import tensors_sha256, write_json_atomic
 
@@ -17,6 +18,21 @@ RESULTS = "results.json"
 SHAPES_NOTE = "rendered shapes, tiny model: not comparable with the papers' numbers"
 
 Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a client's reply did not count.
+
+    Attributes:
+        status: "refused" or "absent".
+        reason: one line.
+        exit_code: of the site's own error, else 1.
+    """
+
+    status: str
+    reason: str
+    exit_code: int = 1
 
 
 class Record:
@@ -29,7 +45,7 @@ class Record:
         self.zero_shot: dict[str, Any] = {}
         self.final: dict[str, Any] = {}
         self.rounds: list[dict[str, Any]] = []
-        self.private_sha256: dict[str, str] = {}
+        self.private_sha256: dict[str, str | None] = {}
         self.workers: dict[str, dict[int, int]] = {}
         self.not_evaluated: dict[str, str] = {}
         self.seconds = {"start_up": 0.0, "training": 0.0, "evaluation": 0.0}
@@ -44,56 +60,77 @@ class Record:
         for client, reply in members.items():
             self._worker(client, reply)
 
-    def row(
-        self, client: str, reply: Reply | None, request: Request, reason: str | None
+    def round_done(
+        self,
+        round: int,
+        start: float,
+        requests: Mapping[str, Request],
+        replies: Mapping[str, Reply],
+        problems: Mapping[str, Problem],
     ) -> dict[str, Any]:
-        """One (round, client) row; status "accepted", "refused" or "absent" with the reason."""
-        statistics = reply.statistics if reply else {}
-        if reply and reason is None:
-            self._worker(client, reply)
-            self.private_sha256[client] = str(statistics.get("private_sha256"))
-        return {
-            "status": "absent" if reply is None else "refused" if reason else "accepted",
-            "reason": reason,
-            "train_images": reply.train_images if reply else 0,
-            "training": statistics.get("training"),
-            "counts": statistics.get("counts"),
-            "bytes_up": payload_bytes(reply.shared) if reply else 0,
-            "bytes_down": payload_bytes(request.shared),
-            "header_bytes_up": len(reply.pack()[0].encode()) if reply else 0,
-            "header_bytes_down": len(request.pack()[0].encode()),
-            "train_span": statistics.get("train_span"),
-            "evaluate_span": statistics.get("evaluate_span"),
-            "private_sha256": statistics.get("private_sha256"),
-        }
+        """A round was aggregated: keep a row per client that was asked.
 
-    def round_done(self, round: int, start: float, rows: Mapping[str, dict[str, Any]]) -> None:
-        """A round was aggregated."""
+        Args:
+            round: its number.
+            start: unix time at which it began.
+            requests: client -> what it was asked.
+            replies: client -> its accepted reply.
+            problems: client -> why there is none.
+
+        Returns:
+            The metrics of the model that was sent out; None where nothing was evaluated.
+        """
         window = (start, time.time())
-        training = _spans(rows.values(), "train_span")
-        busy = training + _spans(rows.values(), "evaluate_span")
+        training = _spans(replies.values(), "train_span")
         trained = _covered(training, window)
+        busy = training + _spans(replies.values(), "evaluate_span")
         self.seconds["training"] += trained
         self.seconds["evaluation"] += _covered(busy, window) - trained
-        ordered = [{"client": client, **rows[client]} for client in sorted(rows)]
-        self.rounds.append({"round": round, "seconds": window[1] - start, "clients": ordered})
+        rows = []
+        for client, request in sorted(requests.items()):
+            row = {
+                "client": client,
+                "status": "accepted",
+                "reason": None,
+                "bytes_down": payload_bytes(request.shared),
+                "header_bytes_down": len(header_of(request).encode()),
+            }
+            if client in replies:
+                row |= self._accepted(client, replies[client])
+            else:
+                row |= {"status": problems[client].status, "reason": problems[client].reason}
+            rows.append(row)
+        self.rounds.append({"round": round, "seconds": window[1] - start, "clients": rows})
+        counts = {c: r.statistics["counts"] for c, r in replies.items() if "counts" in r.statistics}
+        return federation_metrics(counts)
+
+    def _accepted(self, client: str, reply: Reply) -> dict[str, Any]:
+        self._worker(client, reply)
+        self.private_sha256[client] = reply.statistics.get("private_sha256")
+        wanted = ("training", "counts", "train_span", "evaluate_span", "private_sha256")
+        return {
+            "train_images": reply.train_images,
+            "bytes_up": payload_bytes(reply.shared),
+            "header_bytes_up": len(header_of(reply).encode()),
+            **{key: reply.statistics.get(key) for key in wanted},
+        }
 
     def evaluated(
-        self, start: float, replies: Mapping[str, Reply], problems: Mapping[str, str]
+        self, start: float, replies: Mapping[str, Reply], problems: Mapping[str, Problem]
     ) -> None:
         """The last evaluation is in."""
         self.final = _summary({c: r.statistics["counts"] for c, r in replies.items()})
-        self.not_evaluated = dict(problems)
+        self.not_evaluated = {client: problem.reason for client, problem in problems.items()}
         spans = _spans(replies.values(), "evaluate_span")
         self.seconds["evaluation"] += _covered(spans, (start, time.time()))
         for client, reply in replies.items():
             self._worker(client, reply)
-            self.private_sha256[client] = str(reply.statistics.get("private_sha256"))
+            self.private_sha256[client] = reply.statistics.get("private_sha256")
 
     def _worker(self, client: str, reply: Reply) -> None:
         worker = reply.statistics.get("worker")
-        if isinstance(worker, dict) and isinstance(worker.get("backbone_loads"), int):
-            self.workers.setdefault(client, {})[worker.get("pid", 0)] = worker["backbone_loads"]
+        if worker is not None:
+            self.workers.setdefault(client, {})[worker["pid"]] = worker["backbone_loads"]
 
 
 def write_results(out: Path, record: Record, shared: Tensors, members: Mapping[str, Reply]) -> Path:
@@ -126,7 +163,7 @@ def write_results(out: Path, record: Record, shared: Tensors, members: Mapping[s
         "clients_without_test": without,
         "clients_not_evaluated": record.not_evaluated,
         "bytes_per_round": {
-            "up": {row["client"]: row["bytes_up"] for row in last},
+            "up": {row["client"]: row.get("bytes_up", 0) for row in last},
             "down": {row["client"]: row["bytes_down"] for row in last},
         },
         "rounds": record.rounds,
@@ -141,9 +178,9 @@ def _summary(counts: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]:
     return {**federation_metrics(counts), "counts": {c: counts[c] for c in sorted(counts)}}
 
 
-def _spans(sources: Iterable[Reply | Mapping[str, Any]], key: str) -> list[Span]:
-    facts = (s.statistics if isinstance(s, Reply) else s for s in sources)
-    return [(f[key][0], f[key][1]) for f in facts if f.get(key)]
+def _spans(replies: Iterable[Reply], key: str) -> list[Span]:
+    spans = (reply.statistics.get(key) for reply in replies)
+    return [(span[0], span[1]) for span in spans if span]
 
 
 def _covered(spans: Iterable[Span], window: Span) -> float:

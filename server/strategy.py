@@ -6,27 +6,35 @@ code; they differ only in the transport that carries requests to clients and rep
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from blend_core import __version__
 from blend_core.backbone import Backbone
 from blend_core.config import Experiment
 from blend_core.data import client_names
-from blend_core.errors import BlendError, FormationError, RunError
+from blend_core.errors import (
+    BlendError,
+    FormationError,
+    RunError,
+    SiteError,
+    described,
+    error_from_code,
+    one_line,
+)
 from blend_core.messages import Kind, Reply, Request, Tensors
 from blend_core.methods import build_method
 from blend_core.methods.base import snapshot
-from blend_core.metrics import federation_metrics
+from blend_core.names import is_plain_name
 from blend_core.randomness import numpy_generator
 from blend_core.state import Generations
 from server.aggregation import weighted_mean
-from server.guard import refusal, statistics_refusal
+from server.guard import refusal
 from server.journal import Journal
-from server.results import Record, write_results
+from server.results import Problem, Record, write_results
 
 CHECKPOINTS = "checkpoints"
 
@@ -34,8 +42,8 @@ CHECKPOINTS = "checkpoints"
 class Transport(Protocol):
     """Carries requests to clients by name. Both calls end at their deadline, in seconds."""
 
-    def join(self, request: Request, wanted: int, timeout: float) -> Iterator[Reply]:
-        """Ask every client that appears to join; yield their replies until `wanted` were heard."""
+    def join(self, request: Request, timeout: float) -> Iterator[Reply]:
+        """Ask every client that appears to join; yield their replies."""
 
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Iterator[tuple[str, Reply]]:
         """Send each client its request; yield (client asked, reply) as they arrive."""
@@ -69,6 +77,7 @@ class Coordinator:
         self.journal = Journal(out)
         self.checkpoints = Generations(out / CHECKPOINTS, experiment.server.keep_checkpoints)
         self.record = Record(experiment, engine, started or time.time())
+        self.private_names: frozenset[str] = frozenset()
         self.members: dict[str, Reply] = {}
         # Newest round of each client that entered a mean.
         self.last_round: dict[str, int] = {}
@@ -87,22 +96,18 @@ class Coordinator:
             method = build_method(
                 experiment.method, Backbone.describe(experiment.backbone), experiment.seed
             )
-            self.private = frozenset(method.private())
+            self.private_names = frozenset(method.private())
             shared = snapshot(method.shared())
             self.form()
             if method.trains:
                 for round in range(1, experiment.rounds + 1):
                     shared = self.round(round, shared)
-            self.evaluate(shared)
+            self.final_evaluation(shared)
             path = write_results(self.out, self.record, shared, self.members)
             self.journal.write("finished", results=str(path))
         except BaseException as error:
-            known = isinstance(error, BlendError)
-            self.journal.write(
-                "failed",
-                message=str(error) if known else f"{type(error).__name__}: {error}",
-                exit_code=error.exit_code if isinstance(error, BlendError) else 1,
-            )
+            code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
+            self.journal.write("failed", message=described(error), exit_code=code)
             raise
         finally:
             self.journal.close()
@@ -115,16 +120,18 @@ class Coordinator:
             BlendError: a client's own error (its data, its configuration), as it reported it.
         """
         wanted, timeout = self.experiment.clients, self.experiment.server.formation_timeout
-        request = Request("join", self.federation, 0, self.experiment.to_json())
+        request = Request("join", self.federation, 0, self.experiment.to_json(), evaluate=True)
+        known = client_names(self.experiment)
         self.journal.write("forming", have=[], want=wanted)
         refused: list[str] = []
-        for reply in self.transport.join(request, wanted, timeout):
-            reply.raise_error()
-            reason = statistics_refusal(reply, counts_needed=True)
-            if reply.version != __version__:
-                reason = f"it runs version {reply.version}, the server {__version__}"
+        for reply in self.transport.join(request, timeout):
+            if reply.error is not None:
+                raise error_from_code(one_line(reply.error), reply.exit_code)
+            reason = self._refusal(reply, request, reply.client)
+            if not is_plain_name(reply.client) or (known is not None and reply.client not in known):
+                reason = "no client of this experiment has that name"
             if reason is not None:
-                refused.append(f"{reply.client}: {reason}")
+                refused.append(one_line(f"{reply.client}: {reason}"))
                 self.journal.write("refused", round=0, client=reply.client, reason=reason)
                 continue
             self.members[reply.client] = reply
@@ -132,67 +139,48 @@ class Coordinator:
             if len(self.members) == wanted:
                 break
         if len(self.members) < wanted:
-            names = set(client_names(self.experiment) or ()) - set(self.members)
+            names = set(known or ()) - set(self.members)
             missing = ", ".join(sorted(names)) or f"{wanted - len(self.members)} more"
             raise FormationError(
                 f"{len(self.members)} of {wanted} clients joined within {timeout:.0f} s; missing: "
-                f"{missing}" + "".join(f"; {reason}" for reason in refused)
+                f"{missing}" + "".join(f"; refused {reason}" for reason in refused)
             )
         self.record.formed(self.members)
         self.journal.write("formed", clients=sorted(self.members), zero_shot=self.record.zero_shot)
 
     def round(self, round: int, shared: Tensors) -> Tensors:
-        """One round: sample, ask, guard, average, checkpoint. Returns the new shared tensors."""
-        settings = self.experiment.server
+        """One round: sample, ask, guard, average, checkpoint. Returns the new shared tensors.
+
+        Raises:
+            RunError: fewer acceptable replies than `server.min_replies`; names every client's
+                reason (a `SiteError` if all of them are sites whose data or state is unusable).
+        """
+        start = time.time()
         clients = self.sample(round)
         every = self.experiment.evaluation.every
         evaluate = every > 0 and (round - 1) % every == 0
-        requests = {client: self._request("train", round, shared, client) for client in clients}
-        for request in requests.values():
-            request.evaluate = evaluate
+        requests = {c: self._request("train", round, shared, c, evaluate) for c in clients}
         self.journal.write(
             "round", round=round, of=self.experiment.rounds, asked=len(clients), clients=clients
         )
-        start = time.time()
-        rows: dict[str, dict[str, Any]] = {}
-        uploads: dict[str, Tensors] = {}
-        shapes = {name: value.shape for name, value in shared.items()}
-        for client, reply in self.transport.ask(requests, settings.round_timeout):
-            reason = reply.error or refusal(
-                reply, client, round, shapes, self.private, settings.max_images
-            )
-            rows[client] = self.record.row(client, reply, requests[client], reason)
-            if reason is None:
-                uploads[client] = reply.shared
-            else:
-                self.journal.write("refused", round=round, client=client, reason=reason)
-            self.journal.write(
-                "heard", round=round, client=client, heard=len(rows), asked=len(clients)
-            )
-        for client in sorted(set(clients) - set(rows)):
-            reason = f"no reply within {settings.round_timeout:.0f} s"
-            rows[client] = self.record.row(client, None, requests[client], reason)
-            self.journal.write("absent", round=round, client=client, reason=reason)
-        if len(uploads) < settings.min_replies:
-            reasons = "; ".join(
-                f"{c}: {r['reason']}" for c, r in sorted(rows.items()) if r["reason"]
-            )
-            raise RunError(
-                f"round {round}: {len(uploads)} acceptable replies, "
-                f"server.min_replies = {settings.min_replies}; {reasons}"
-            )
-        shared = weighted_mean(uploads, {c: rows[c]["train_images"] for c in uploads})
-        self.last_round |= dict.fromkeys(uploads, round)
-        self.record.round_done(round, start, rows)
+        replies, problems = self._collect(requests)
+        least = self.experiment.server.min_replies
+        if len(replies) < least:
+            what = f"{len(replies)} acceptable replies, server.min_replies = {least}"
+            raise _failure(f"round {round}: {what}", problems)
+        shared = weighted_mean(
+            {client: reply.shared for client, reply in replies.items()},
+            {client: reply.train_images for client, reply in replies.items()},
+        )
+        self.last_round |= dict.fromkeys(replies, round)
+        metrics = self.record.round_done(round, start, requests, replies, problems)
         self.checkpoints.save(
             round, shared, {"federation": self.federation, "last_round": self.last_round}
         )
-        counts = {c: r["counts"] for c, r in rows.items() if r["counts"] and c in uploads}
-        metrics = federation_metrics(counts) if counts else {"per": None, "gen": None}
         self.journal.write(
             "round_done",
             round=round,
-            accepted=len(uploads),
+            accepted=len(replies),
             asked=len(clients),
             per=metrics["per"],
             gen=metrics["gen"],
@@ -205,44 +193,75 @@ class Coordinator:
         able = sorted(name for name, reply in self.members.items() if reply.train_images > 0)
         if not able:
             raise RunError("no client has training images")
-        count = max(int(self.experiment.server.fraction * len(able)), 1)
+        # 0.29 * 100 is a little less than 29 in floating point.
+        count = max(math.floor(self.experiment.server.fraction * len(able) + 1e-9), 1)
         draw = numpy_generator(self.experiment.seed, "sampling", round)
         return sorted(able[i] for i in draw.choice(len(able), size=count, replace=False))
 
-    def evaluate(self, shared: Tensors) -> None:
+    def final_evaluation(self, shared: Tensors) -> None:
         """Evaluate every client, sampled or not, with the last shared tensors.
 
         Raises:
-            RunError: no client answered.
+            RunError: no client answered; names every client's reason.
         """
         start = time.time()
         round = self.experiment.rounds + 1
         clients = sorted(self.members)
         self.journal.write("final", asked=len(clients))
-        requests = {c: self._request("evaluate", round, shared, c) for c in clients}
+        requests = {c: self._request("evaluate", round, shared, c, True) for c in clients}
+        replies, problems = self._collect(requests)
+        if not replies:
+            raise _failure("final evaluation: no client answered", problems)
+        self.record.evaluated(start, replies, problems)
+
+    def _collect(
+        self, requests: Mapping[str, Request]
+    ) -> tuple[dict[str, Reply], dict[str, Problem]]:
+        """Ask, judge every reply, and note in the journal what came of it."""
         replies: dict[str, Reply] = {}
-        problems: dict[str, str] = {}
-        for client, reply in self.transport.ask(requests, self.experiment.server.round_timeout):
-            reason = reply.error or statistics_refusal(reply, counts_needed=True)
+        problems: dict[str, Problem] = {}
+        timeout = self.experiment.server.round_timeout
+        for client, reply in self.transport.ask(requests, timeout):
+            round = requests[client].round
+            reason = reply.error or self._refusal(reply, requests[client], client)
             if reason is None:
                 replies[client] = reply
             else:
-                problems[client] = reason
-                self.journal.write("refused", round=round, client=client, reason=reason)
-        for client in sorted(set(clients) - set(replies) - set(problems)):
-            problems[client] = "no reply in time"
-            self.journal.write("absent", round=round, client=client, reason=problems[client])
-        if not replies:
-            reasons = "; ".join(f"{c}: {r}" for c, r in sorted(problems.items()))
-            raise RunError(f"final evaluation: no client answered; {reasons}")
-        self.record.evaluated(start, replies, problems)
+                code = reply.exit_code if reply.error else RunError.exit_code
+                problems[client] = Problem("refused", one_line(reason), code)
+                self.journal.write(
+                    "refused", round=round, client=client, reason=problems[client].reason
+                )
+            heard = len(replies) + len(problems)
+            self.journal.write(
+                "heard", round=round, client=client, heard=heard, asked=len(requests)
+            )
+        for client in sorted(set(requests) - set(replies) - set(problems)):
+            problems[client] = Problem("absent", f"no reply within {timeout:.0f} s")
+            round, reason = requests[client].round, problems[client].reason
+            self.journal.write("absent", round=round, client=client, reason=reason)
+        return replies, problems
 
-    def _request(self, kind: Kind, round: int, shared: Tensors, client: str) -> Request:
+    def _refusal(self, reply: Reply, request: Request, client: str) -> str | None:
+        return refusal(reply, request, client, self.private_names, self.experiment.server)
+
+    def _request(
+        self, kind: Kind, round: int, shared: Tensors, client: str, evaluate: bool
+    ) -> Request:
         return Request(
             kind=kind,
             federation=self.federation,
             round=round,
             experiment=self.experiment.to_json(),
+            evaluate=evaluate,
             last_round=self.last_round.get(client, 0),
             shared=shared,
         )
+
+
+def _failure(what: str, problems: Mapping[str, Problem]) -> BlendError:
+    """Why the run ends: exit code 3 if nothing but sites' data or state is the reason."""
+    reasons = "; ".join(f"{client}: {p.reason}" for client, p in sorted(problems.items()))
+    codes = {problem.exit_code for problem in problems.values()}
+    code = SiteError.exit_code if codes == {SiteError.exit_code} else RunError.exit_code
+    return error_from_code(f"{what}; {reasons}", code)

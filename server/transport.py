@@ -17,8 +17,6 @@ from blend_core.messages import MessageError, Reply, Request, failure
 logger = logging.getLogger("blend.server")
 
 POLL_SECONDS = 0.1
-# Flower's error codes for a node that went offline before it replied.
-NODE_GONE = (ErrorCode.NODE_UNAVAILABLE,)
 MESSAGE_TYPES = {"join": "query", "train": "train", "evaluate": "evaluate"}
 
 
@@ -37,43 +35,52 @@ class FlowerTransport:
         self._second: dict[int, Reply] = {}
         self._join_request: Request | None = None
 
-    def join(self, request: Request, wanted: int, timeout: float) -> Iterator[Reply]:
-        """Ask every node that appears to join; yield one reply per new client name."""
+    def join(self, request: Request, timeout: float) -> Iterator[Reply]:
+        """Ask every node that appears to join; yield a reply per node until the deadline."""
         self._join_request = request
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             yield from self._joined(deadline)
-            if len(self.nodes) >= wanted:
-                return
             time.sleep(POLL_SECONDS)
 
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Iterator[tuple[str, Reply]]:
         """Send the requests and yield (client asked, reply) as they come, until the deadline.
 
-        A client whose node is gone is waited for: when a node with its name appears, it is sent
-        the same request again.
+        A client whose node is gone is waited for: when that node is back, or another one appears
+        with its name, it is sent the same request again.
         """
         deadline = time.monotonic() + timeout
-        sent = {self._push(request, self.nodes[c], timeout): c for c, request in requests.items()}
-        gone: set[str] = set()
-        while (sent or gone) and time.monotonic() < deadline:
+        sent: dict[str, str] = {}
+        # Clients to send to, as soon as their node is there.
+        due = set(requests)
+        while (sent or due) and time.monotonic() < deadline:
+            online = set(self.grid.get_node_ids())
+            for client in sorted(c for c in due if self.nodes[c] in online):
+                message_id = self._push(requests[client], self.nodes[client], deadline)
+                if message_id is not None:
+                    sent[message_id] = client
+                    due.discard(client)
             heard = False
-            for message in self.grid.pull_messages(list(sent)):
+            for message in self.grid.pull_messages(list(sent)) if sent else ():
                 client = sent.pop(message.metadata.reply_to_message_id)
-                if message.has_error() and message.error.code in NODE_GONE:
-                    gone.add(client)
+                if _node_gone(message):
+                    due.add(client)
                     continue
                 heard = True
                 yield client, _reply(message, requests[client], client)
             for joined in self._joined(deadline):
                 client = joined.client
                 unanswered = [message_id for message_id, c in sent.items() if c == client]
-                if joined.error is None and (unanswered or client in gone):
-                    for message_id in unanswered:
-                        del sent[message_id]
-                    gone.discard(client)
-                    left = deadline - time.monotonic()
-                    sent[self._push(requests[client], self.nodes[client], left)] = client
+                if client not in due and not unanswered:
+                    continue
+                for message_id in unanswered:
+                    del sent[message_id]
+                if joined.error is None:
+                    due.add(client)
+                else:
+                    due.discard(client)
+                    heard = True
+                    yield client, joined
             if not heard:
                 time.sleep(POLL_SECONDS)
 
@@ -87,18 +94,22 @@ class FlowerTransport:
             return
         online = set(self.grid.get_node_ids())
         for node in sorted(online - self._asked):
-            self._asked.add(node)
-            left = max(deadline - time.monotonic(), 1.0)
-            self._joining[self._push(self._join_request, node, left)] = node
+            message_id = self._push(self._join_request, node, deadline)
+            if message_id is not None:
+                self._asked.add(node)
+                self._joining[message_id] = node
         fresh = {}
         for message in self.grid.pull_messages(list(self._joining)) if self._joining else ():
             node = self._joining.pop(message.metadata.reply_to_message_id)
-            fresh[node] = _reply(message, self._join_request, f"node {node}")
+            if _node_gone(message):
+                self._asked.discard(node)
+            else:
+                fresh[node] = _reply(message, self._join_request, f"node {node}")
         for node, reply in {**self._second, **fresh}.items():
             self._second.pop(node, None)
             if node not in online:
                 continue
-            if reply.error is None and self.nodes.get(reply.client) in online:
+            if reply.error is None and self.nodes.get(reply.client, node) in online - {node}:
                 if node in fresh:
                     logger.warning("client %s has a living node; a second waits", reply.client)
                 self._second[node] = reply
@@ -107,18 +118,24 @@ class FlowerTransport:
                 self.nodes[reply.client] = node
             yield reply
 
-    def _push(self, request: Request, node: int, timeout: float) -> str:
+    def _push(self, request: Request, node: int, deadline: float) -> str | None:
+        """Send a request; None if the node has just signed off."""
         header, vector = request.pack()
         content = RecordDict({"message": ConfigRecord({"header": header})})
         if vector.size:
             content["arrays"] = ArrayRecord({"shared": Array(vector)})
+        # Flower refuses a message without time to live.
+        left = max(deadline - time.monotonic(), 1.0)
         message = Message(
-            content, node, MESSAGE_TYPES[request.kind], ttl=timeout, group_id=str(request.round)
+            content, node, MESSAGE_TYPES[request.kind], ttl=left, group_id=str(request.round)
         )
-        pushed = list(self.grid.push_messages([message]))
-        if len(pushed) != 1 or not pushed[0]:
-            raise RunError(f"the message to node {node} could not be sent")
-        return str(pushed[0])
+        (pushed,) = list(self.grid.push_messages([message])) or (None,)
+        return str(pushed) if pushed else None
+
+
+def _node_gone(message: Message) -> bool:
+    """Whether Flower answers for a node that went offline before it replied."""
+    return bool(message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE)
 
 
 def _reply(message: Message, request: Request, client: str) -> Reply:

@@ -74,7 +74,7 @@ def load_client_data(
         experiment: says which kind of data.
         name: the client's name.
         partition: shapes: the client's number; None: found by `name`. Folders: not used.
-        data_dir: folders: the site's own folder; None: `data.root`/`name`.
+        data_dir: folders: the site's own folder. The server's `data.root` is never read here.
         label_space: folders: the site's own choice, "node" or "federation"; None: as the
             experiment says.
         pre: the backbone's preprocessing.
@@ -97,10 +97,7 @@ def load_client_data(
     if space == "federation" and not data.classes:
         raise ConfigError(f"{name}: label-space federation needs data.classes, the class names")
     if data_dir is None:
-        if data.root is None:
-            raise SiteError(f"E01 {name}: no data directory; set data-dir")
-        checked_name("client name", name)
-        data_dir = Path(data.root) / name
+        raise SiteError(f"E01 {name}: no data directory; set data-dir")
     return load_folder(data_dir, pre, space, data.classes, data.template)
 
 

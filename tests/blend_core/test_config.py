@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from blend_core.config import (
@@ -9,7 +11,6 @@ from blend_core.config import (
     load_experiment,
     parse_experiment,
     preset_names,
-    run_config,
 )
 from blend_core.errors import ConfigError
 
@@ -35,17 +36,20 @@ from blend_core.errors import ConfigError
         ("seed.x=1", "seed is a value, not a group"),
         ("rounds=[", "not valid YAML"),
         ("server.min_replies=9", r"server.min_replies \(9\) exceeds clients \(4\)"),
-        ("data.label_space=federation", None),
     ],
 )
 def test_a_wrong_setting_is_one_line_that_names_it(override, message):
-    if message is None:
-        load_experiment("quickstart", [override])
-        return
     with pytest.raises(ConfigError, match=message) as caught:
         load_experiment("quickstart", [override])
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_a_federation_vocabulary_needs_its_list():
+    shared = ["data.kind=folders", "data.label_space=federation"]
+    with pytest.raises(ConfigError, match=r"needs data\.classes"):
+        load_experiment("quickstart", shared)
+    load_experiment("quickstart", [*shared, "data.classes=[cat, dog]"])
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
@@ -97,11 +101,30 @@ def test_every_field_has_a_help_text():
 
 def test_the_run_config_carries_an_experiment_unchanged():
     experiment = load_experiment("quickstart", ["data.classes=[red fox, bus]", "seed=5"])
-    flat = run_config(experiment)
-    assert all(isinstance(value, str | int | float | bool) for value in flat.values())
-    assert experiment_from_run_config({**flat, "out": "/x"}) == experiment
+    carried = {"experiment": json.dumps(experiment.to_json()), "out": "/x", "rounds": ""}
+    assert experiment_from_run_config(carried) == experiment
     with pytest.raises(ConfigError, match=r"method\.rankk: unknown key"):
-        experiment_from_run_config({**flat, "method.rankk": 3})
+        experiment_from_run_config({"method.rankk": 3})
+
+
+def test_yaml_means_what_it_says(tmp_path):
+    listed = load_experiment("quickstart", ['data.classes=["1e3", "no", red]']).data.classes
+    assert listed == ["1e3", "no", "red"]
+    assert load_experiment("quickstart", ["train.lr=1E-3"]).train.lr == 0.001
+    path = tmp_path / "twice.yaml"
+    path.write_text("rounds: 3\nrounds: 4\n")
+    with pytest.raises(ConfigError, match="'rounds' is given twice"):
+        load_experiment(str(path))
+
+
+def test_paths_count_from_where_the_user_is(tmp_path, monkeypatch):
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "w.pt").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    experiment = load_experiment("quickstart", ["data.root=sites", "backbone.weights=w.pt"])
+    assert experiment.data.root == str(tmp_path / "sites")
+    assert experiment.backbone.weights == str(tmp_path / "w.pt")
+    assert load_experiment("quickstart").backbone.weights == "builtin"
 
 
 def test_seed_zero_is_a_seed():

@@ -292,11 +292,13 @@ def test_a_damaged_generation_is_named_with_the_intact_one_before_it(
         "swapped": generations.path(1).read_bytes(),
     }
     generations.path(3).write_bytes(bad[damage])
-    with pytest.raises(StateError, match=r"round-000003\.safetensors.*round 2 is intact") as caught:
+    with pytest.raises(
+        StateError, match=r"round-000003\.safetensors.*round 2 before it is intact"
+    ) as caught:
         generations.newest_before(4)
     assert caught.value.intact == 2
     generations.path(2).write_bytes(b"")
-    with pytest.raises(StateError, match="round 1 is intact"):
+    with pytest.raises(StateError, match="round 1 before it is intact"):
         generations.newest_before(4)
     generations.path(1).write_bytes(b"")
     with pytest.raises(StateError, match="no intact generation") as caught:

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from blend_core.backbone import Backbone
 from blend_core.config import load_experiment
@@ -121,7 +122,7 @@ def test_private_state_of_another_method_is_refused(setting):
     method = experiment.method.model_copy(update={"gamma": 0.1})
     other = experiment.model_copy(update={"method": method})
     reply = node().handle(ask(other, shared, round=2, last_round=1))
-    assert "other settings of the method" in reply.error
+    assert "made with another settings of the method" in reply.error
 
 
 def test_private_values_leave_the_site_in_no_reply(setting):
@@ -181,20 +182,38 @@ def test_a_client_with_one_image_trains(setting, tiny_experiment, tower):
     assert 1 in {r.train_images for r in replies}
 
 
-def test_a_sites_error_does_not_tell_the_server_its_class_names_or_paths(tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [
+        (["Secret_Disease", "secret disease"], "its data is unusable (E09)"),
+        (["secret " * 20, "flu"], "its data is unusable (E11)"),
+        (["secret"], "its data is unusable (E07)"),
+    ],
+)
+def test_a_sites_error_does_not_tell_the_server_its_class_names_or_paths(
+    tmp_path, caplog, classes, told
+):
     """With a folder of its own; a run on one machine shows everything."""
     data = tmp_path / "ward-7"
-    for name in ("Secret_Disease", "secret disease"):
+    for name in classes:
         (data / "train" / name).mkdir(parents=True)
-        (data / "train" / name / "a.png").write_bytes(b"x")
+        Image.new("RGB", (40, 40)).save(data / "train" / name / "a.png")
     experiment = load_experiment("quickstart", ["data.kind=folders", "clients=1"])
-    site = Site("hospital", tmp_path / "state", data_dir=data)
-    reply = Node(site, "fed").handle(Request("join", "fed", 0, experiment.to_json()))
+    join = Request("join", "fed", 0, experiment.to_json())
+    reply = Node(Site("hospital", tmp_path / "state", data_dir=data), "fed").handle(join)
     assert reply.exit_code == 3
-    assert "hospital: its data or state is unusable (E09)" in reply.error
-    assert "ecret" not in reply.error
-    assert str(tmp_path) not in reply.error
-    assert "Secret_Disease" in caplog.text
-    local = load_experiment("quickstart", ["data.kind=folders", f"data.root={tmp_path}"])
-    shown = Node(site, "fed").handle(Request("join", "fed", 0, local.to_json()))
-    assert "Secret_Disease" in shown.error
+    assert reply.error == f"hospital: {told}; its worker.log says why"
+    assert classes[0].strip() in caplog.text
+    mine = Site("hospital", tmp_path / "state", data_dir=data, verbose_errors=True)
+    assert classes[0].strip() in Node(mine, "fed").handle(join).error
+
+
+def test_a_crash_tells_the_server_its_kind_only(tmp_path, monkeypatch):
+    def crash(*_: object) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr("client.node.load_client_data", crash)
+    experiment = load_experiment("quickstart", ["data.kind=folders", "clients=1"])
+    node = Node(Site("hospital", tmp_path / "state", data_dir=tmp_path), "fed")
+    reply = node.handle(Request("join", "fed", 0, experiment.to_json()))
+    assert reply.error == "hospital: it failed (KeyError); its worker.log says why"

@@ -202,7 +202,9 @@ def test_a_worker_killed_in_a_request_is_replaced_and_the_request_answered(
 
 
 def test_a_worker_that_always_dies_is_not_replaced_for_ever(home: Home) -> None:
-    with pytest.raises(RunError, match=r"client a, round 7: its worker ended 3 times.*worker\.log"):
+    with pytest.raises(
+        SiteError, match=r"client a, round 7: its worker ended 3 times.*worker\.log"
+    ):
         home.ask(die=True)
     assert (home.folder / "worker.log").read_text().count("node built") == 3
 

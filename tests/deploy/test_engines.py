@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -114,17 +115,23 @@ def test_private_values_are_in_no_server_file_and_no_log(runs, folder, experimen
             assert needle not in content, path
 
 
-def processes_with(*words: str) -> list[int]:
-    """Ids of the processes whose command line holds all the words."""
-    found = []
+def processes_of(out: Path, name: str) -> list[int]:
+    """Ids of the processes of a run's first site whose command line holds `name`."""
+    lines, parents = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (entry / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if all(word in line for word in words):
-            found.append(int(entry.name))
-    return found
+        with contextlib.suppress(OSError):
+            lines[entry.name] = (entry / "cmdline").read_bytes().decode(errors="replace")
+            parents[entry.name] = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+    node = f"{out}/state/client-00"
+
+    def belongs(pid: str) -> bool:
+        while pid in lines:
+            if node in lines[pid]:
+                return True
+            pid = parents.get(pid, "")
+        return False
+
+    return [int(pid) for pid, line in lines.items() if name in line and belongs(pid)]
 
 
 @pytest.mark.parametrize("victim", ["client.worker", "flwr-clientapp", "flower-supernode"])
@@ -137,10 +144,9 @@ def test_a_killed_process_of_a_site_changes_no_byte(folder, tiny_experiment, vic
 
     def kill_in_round_two(event: dict[str, Any]) -> None:
         if event["event"] == "round" and event["round"] == 2 and not killed:
-            words = (victim, str(out)) if victim != "flwr-clientapp" else (victim,)
             deadline = time.monotonic() + 30
             while not killed and time.monotonic() < deadline:
-                killed.extend(processes_with(*words)[:1])
+                killed.extend(processes_of(out, victim)[:1])
             os.kill(killed[0], signal.SIGKILL)
 
     run_processes(experiment, out, "killed", kill_in_round_two)

@@ -20,7 +20,7 @@ from blend_core.errors import BlendError, ConfigError, FormationError, RunError
 from deploy import engine, relatives
 from deploy.children import Child, Family, telling_lines
 from deploy.engine import Workspace, free_ports, script
-from deploy.processes import _Nodes, node_configs, quoted
+from deploy.processes import _Nodes, child_name, node_configs, quoted
 from deploy.relatives import MARKER, is_running
 from deploy.watch import Watch
 
@@ -63,6 +63,7 @@ def test_flower_reads_the_node_config_as_we_meant_it(tmp_path):
         "partition-id": 1,
         "num-partitions": 2,
         "state-dir": str(out / "state" / "client-01"),
+        "verbose-errors": True,
     }
 
 
@@ -285,17 +286,18 @@ def test_a_server_that_never_starts_is_not_waited_for_for_ever(family, tmp_path)
 
 def test_a_dead_supernode_is_reported_and_started_again_but_not_for_ever(family, monkeypatch):
     monkeypatch.setattr(
-        "deploy.processes.start_supernode", lambda family, name, *_: family.start(name, SLEEP)
+        "deploy.processes.start_supernode",
+        lambda family, name, *_: family.start(child_name(name), SLEEP),
     )
     seen: list[dict] = []
     for name in ("client-00", "client-01"):
-        family.start(name, SLEEP)
+        family.start(child_name(name), SLEEP)
     nodes = _Nodes(family, 1, {"client-00": "", "client-01": ""}, seen.append)
     nodes.check()
     assert seen == []
 
     def kill() -> None:
-        child = [child for child in family.children if child.name == "client-00"][-1]
+        child = [child for child in family.children if child.name == "site-client-00"][-1]
         child.process.kill()
         child.process.wait()
 
@@ -316,7 +318,7 @@ def test_a_supernode_that_found_its_port_taken_gets_another(family, monkeypatch)
         "deploy.processes.start_supernode",
         lambda family, name, config, port: restarted.append((name, config, port)),
     )
-    ended(family, "client-00", "raise OSError('[Errno 98] Address already in use')")
+    ended(family, child_name("client-00"), "raise OSError('[Errno 98] Address already in use')")
     nodes = _Nodes(family, 77, {"client-00": "its config"}, lambda event: None)
     nodes.check()
     assert restarted == [("client-00", "its config", 77)]

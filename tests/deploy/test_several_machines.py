@@ -73,7 +73,6 @@ def test_three_sites_train_with_the_documented_commands(tmp_path):
             node = command("flower-supernode", changes)
             # Three on one machine: each needs its own port for its ClientApps.
             family.start(name, [*node, "--port", str(port)])
-        time.sleep(1)
         run = command("flwr run", {"/srv/blend/run-1": str(out), "run . ": f"run {ROOT} "})
         deadline = time.monotonic() + 60
         while True:  # The SuperLink needs a moment to listen.
@@ -87,7 +86,8 @@ def test_three_sites_train_with_the_documented_commands(tmp_path):
     assert [c["name"] for c in results["clients"]] == sorted(sites)
     assert [c["train_images"] for c in results["clients"]] == [8, 12, 8]
     assert results["final"]["counts"]["hospital-b"]["base"][1] == 6
-    assert all((tmp_path / "state").rglob(f"{name}/round-*.safetensors") for name in sites)
+    for name in sites:
+        assert list((tmp_path / "state").rglob(f"{name}/round-*.safetensors")), name
     # Class names of a node's own vocabulary are in no file of the server and no message.
     for path in out.rglob("*"):
         if path.is_file():

@@ -55,5 +55,6 @@ def test_one_round_in_processes_from_the_wheel(installed, tmp_path):
     assert results["engine"] == "processes"
     assert [row["status"] for row in results["rounds"][0]["clients"]] == ["accepted", "accepted"]
     # The SuperNodes' workers ran the wheel's code, not the checkout's.
-    logs = "".join(p.read_text() for p in (tmp_path / "result").rglob("*.log"))
-    assert str(ROOT / "client") not in logs
+    workers = [p.read_text() for p in (tmp_path / "result").rglob("worker.log")]
+    assert len(workers) == 2
+    assert all(f"worker of {installed / 'client'}" in log for log in workers)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from blend_core import __version__
-from blend_core.messages import MessageError, Reply
-from server.guard import refusal, statistics_refusal
+from blend_core.config import ServerConfig
+from blend_core.messages import MessageError, Reply, Request
+from server.guard import refusal
 
 SHAPES = {"text.1.up.weight": (4, 3), "vision.1.down.bias": (4,)}
 
@@ -22,8 +23,14 @@ def good_reply(**changes) -> Reply:
     return Reply(**{**fields, **changes}, shared={k: v for k, v in shared.items() if v is not None})
 
 
-def judge(reply: Reply) -> str | None:
-    return refusal(reply, "a", 3, SHAPES, {"proj.up.weight"}, 1000)
+REQUEST = Request(
+    "train", "fed", 3, {}, shared={n: np.zeros(s, np.float32) for n, s in SHAPES.items()}
+)
+
+
+def judge(reply: Reply, request: Request = REQUEST) -> str | None:
+    limits = ServerConfig(max_images=1000, max_change=10.0)
+    return refusal(reply, request, "a", {"proj.up.weight"}, limits)
 
 
 def with_value(value: float) -> np.ndarray:
@@ -66,6 +73,14 @@ def test_a_good_reply_passes():
         ),
         (good_reply(statistics={"train_span": ["x", 1]}), "train_span"),
         (good_reply(statistics={"train_span": [float("nan"), 1]}), "train_span"),
+        (good_reply(statistics={"train_span": 5}), "train_span"),
+        (good_reply(statistics={"training": {"loss": float("nan")}}), "training statistics"),
+        (good_reply(statistics={"training": {"loss": "low"}}), "training statistics"),
+        (good_reply(statistics={"training": [1]}), "training statistics"),
+        (good_reply(statistics={"private_sha256": ["x"]}), "private_sha256"),
+        (good_reply(statistics={"private_sha256": "x" * 101}), "private_sha256"),
+        (good_reply(statistics={"worker": "x"}), "worker"),
+        (good_reply(statistics={"worker": {"pid": 1, "backbone_loads": True}}), "worker"),
     ],
 )
 def test_a_bad_reply_is_refused_with_its_reason(reply, reason):
@@ -79,10 +94,30 @@ def test_a_wrong_dtype_survives_the_wire_and_is_seen_by_the_guard():
     assert "dtype float64" in (judge(Reply.unpack(*reply.pack())) or "")
 
 
-def test_evaluation_replies_need_counts():
-    assert statistics_refusal(good_reply(), counts_needed=True)
-    counts = {"local": [1, 2], "base": [1, 4], "novel": [0, 0]}
-    assert statistics_refusal(good_reply(statistics={"counts": counts}), True) is None
+COUNTS = {"local": [1, 2], "base": [1, 4], "novel": [0, 0]}
+
+
+@pytest.mark.parametrize("kind", ["join", "evaluate"])
+def test_other_replies_need_counts_and_carry_no_tensors(kind):
+    request = Request(kind, "fed", 3, {}, shared=REQUEST.shared)
+    nothing = dict.fromkeys(SHAPES)
+    assert "no counts" in judge(good_reply(kind=kind, shared=nothing), request)
+    counted = {"kind": kind, "statistics": {"counts": COUNTS}}
+    assert judge(good_reply(**counted, shared=nothing), request) is None
+    assert judge(good_reply(**counted, shared=nothing, train_images=0), request) is None
+    assert "2 tensors are unknown" in judge(good_reply(**counted), request)
+
+
+def test_a_round_that_asks_for_an_evaluation_needs_counts():
+    request = Request("train", "fed", 3, {}, evaluate=True, shared=REQUEST.shared)
+    assert "no counts" in judge(good_reply(), request)
+    assert judge(good_reply(statistics={"counts": COUNTS}), request) is None
+
+
+def test_a_change_beyond_all_measure_is_refused():
+    # 16 values of 25 have the norm 100; sent was 0, so 10 is allowed.
+    far = {name: np.full(shape, 25, np.float32) for name, shape in SHAPES.items()}
+    assert "by 100 (L2 norm), allowed are 10" in judge(good_reply(shared=far))
 
 
 @pytest.mark.parametrize(

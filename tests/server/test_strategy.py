@@ -27,7 +27,7 @@ class Scripted:
         self.reverse = reverse
         self.asked: list[tuple[int, list[str]]] = []
 
-    def join(self, request: Request, wanted: int, timeout: float) -> Iterator[Reply]:
+    def join(self, request: Request, timeout: float) -> Iterator[Reply]:
         for name, client in self.clients.items():
             reply = client(name, request)
             if reply is not None:
@@ -64,7 +64,13 @@ def honest(images: int) -> Client:
 @pytest.fixture
 def coordinator(tiny_experiment, tower, tmp_path):
     def build(who: Mapping[str, Client], reverse: bool = False, **changes) -> Coordinator:
-        changes = {"backbone": tower("tower_a").model_dump(), **changes}
+        changes = {
+            "backbone": tower("tower_a").model_dump(),
+            # Sites that bring their own folders may have any name.
+            "data": {"kind": "folders"},
+            **changes,
+            "server": {"max_change": 1e6, **changes.get("server", {})},
+        }
         experiment = tiny_experiment(**{"clients": len(who), **changes})
         return Coordinator(experiment, Scripted(who, reverse), tmp_path, "fed", "scripted")
 
@@ -149,7 +155,7 @@ def test_an_absent_client_is_recorded_and_evaluated_later(coordinator, tmp_path)
 
 
 def test_a_federation_that_cannot_form_names_who_is_missing(coordinator, tmp_path):
-    run = coordinator({"client-00": honest(1)}, clients=2)
+    run = coordinator({"client-00": honest(1)}, clients=2, data={"kind": "shapes"})
     with pytest.raises(FormationError, match=r"1 of 2 clients joined .*missing: client-01"):
         run.run()
     assert events(tmp_path)[-1]["exit_code"] == 4
@@ -164,13 +170,63 @@ def test_a_sites_own_error_ends_formation_with_its_exit_code(coordinator, tmp_pa
     assert events(tmp_path)[-1]["exit_code"] == 3
 
 
+def test_a_name_that_is_no_client_of_the_benchmark_is_refused(coordinator, tmp_path):
+    clients = {"mallory": honest(1), "client-00": honest(1)}
+    run = coordinator(clients, clients=1, rounds=1, data={"kind": "shapes"})
+    run.run()
+    assert list(run.members) == ["client-00"]
+    refused = [e for e in events(tmp_path) if e["event"] == "refused"]
+    assert [e["client"] for e in refused] == ["mallory"]
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "", "a\nb", "x" * 65])
+def test_a_name_that_cannot_be_a_folder_is_refused(coordinator, name):
+    run = coordinator({name: honest(1)})
+    with pytest.raises(FormationError, match="no client of this experiment has that name"):
+        run.run()
+
+
+def test_a_refused_client_does_not_end_formation_for_the_others(coordinator):
+    def old(name: str, request: Request) -> Reply:
+        reply = honest(1)(name, request)
+        reply.version = "0.0.1"
+        return reply
+
+    run = coordinator({"a": old, "b": honest(1)}, clients=1, rounds=1)
+    run.run()
+    assert list(run.members) == ["b"]
+
+
+def test_a_round_lost_to_sites_states_alone_ends_with_their_exit_code(coordinator, tmp_path):
+    def broken(name: str, request: Request) -> Reply:
+        if request.kind == "train":
+            return failure("train", request.round, name, SiteError("state is\ndamaged"))
+        return honest(1)(name, request)
+
+    with pytest.raises(SiteError, match=r"round 1: 0 acceptable.*a: state is damaged"):
+        coordinator({"a": broken}).run()
+    assert events(tmp_path)[-1]["exit_code"] == 3
+
+
+def test_odd_statistics_of_a_refused_reply_harm_nobody(coordinator, tmp_path):
+    def odd(name: str, request: Request) -> Reply:
+        reply = honest(1)(name, request)
+        if request.kind == "train":
+            reply.statistics |= {"train_span": ["x", 1], "training": 7, "worker": [1]}
+        return reply
+
+    coordinator({"a": honest(1), "b": odd}).run()
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [r["status"] for r in results["rounds"][1]["clients"]] == ["accepted", "refused"]
+
+
 def test_a_client_with_another_version_is_refused_by_name(coordinator):
     def old(name: str, request: Request) -> Reply:
         reply = honest(1)(name, request)
         reply.version = "0.0.1"
         return reply
 
-    with pytest.raises(FormationError, match=r"b: it runs version 0\.0\.1"):
+    with pytest.raises(FormationError, match=r"b: it runs version '0\.0\.1'"):
         coordinator({"a": honest(1), "b": old}).run()
 
 
@@ -204,7 +260,8 @@ def test_requests_say_which_round_of_the_client_was_accepted_last(coordinator):
 
 
 def test_zero_shot_runs_no_round(tiny_experiment, tower, tmp_path):
-    experiment = load_experiment("quickstart", ["method={name: zero-shot}", "clients=1"])
+    settings = ["method={name: zero-shot}", "clients=1", "data.kind=folders"]
+    experiment = load_experiment("quickstart", settings)
     experiment = experiment.model_copy(update={"backbone": tower("tower_a")})
     transport = Scripted({"a": honest(1)})
     Coordinator(experiment, transport, tmp_path, "fed", "scripted").run()

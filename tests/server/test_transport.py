@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, islice, repeat
 
 import numpy as np
 import pytest
@@ -77,7 +78,8 @@ def train(round: int) -> Request:
 
 
 def joined(transport: FlowerTransport, wanted: int, timeout: float = 5.0) -> list[str]:
-    return sorted(reply.client for reply in transport.join(JOIN, wanted, timeout))
+    """Names of the first `wanted` clients that join."""
+    return sorted(r.client for r in islice(transport.join(JOIN, timeout), wanted))
 
 
 def test_nodes_join_and_are_asked_by_name():
@@ -121,8 +123,8 @@ def test_a_client_whose_node_went_offline_is_waited_for_not_refused():
     replies = transport.ask({"a": train(1)}, 5.0)
     # A node with its name waits until the first is known to be offline.
     grid.nodes[2] = named("a")
-    second_joined = iter([{1, 2}, {1, 2}, {1, 2}, {2}, {2}, {2}, {2}, {2}])
-    grid.get_node_ids = lambda: next(second_joined)
+    online = chain([{1, 2}] * 6, repeat({2}))
+    grid.get_node_ids = lambda: next(online)
     client, reply = next(replies)
     assert (client, reply.error, reply.shared["w"].tolist()) == ("a", None, [2, 3])
     assert grid.sent.count((2, "query")) == 1
@@ -189,3 +191,36 @@ def test_flowers_own_errors_are_told():
     grid.nodes[1] = lambda request: Error(code=2, reason="the app crashed")
     ((_, reply),) = transport.ask({"a": train(1)}, 5.0)
     assert "the app crashed" in reply.error
+
+
+def test_a_node_that_was_offline_for_a_moment_is_asked_again():
+    grid = Grid({1: named("a")})
+    transport = FlowerTransport(grid)
+    joined(transport, 1)
+    answers = iter([Error(code=ErrorCode.NODE_UNAVAILABLE, reason="offline")])
+    grid.nodes[1] = lambda request: next(answers, None) or named("a")(request)
+    ((client, reply),) = transport.ask({"a": train(1)}, 5.0)
+    assert (client, reply.error) == ("a", None)
+
+
+def test_a_node_that_signed_off_is_waited_for_and_ends_nothing():
+    """Flower pushes nothing to a node that has unregistered."""
+    grid = Grid({1: named("a"), 2: named("b")})
+    transport = FlowerTransport(grid)
+    joined(transport, 2)
+    push = grid.push_messages
+    grid.push_messages = lambda ms: push(ms) if ms[0].metadata.dst_node_id != 1 else [None]
+    replies = dict(transport.ask({"a": train(1), "b": train(1)}, 0.5))
+    assert list(replies) == ["b"]
+
+
+def test_the_error_of_a_site_that_comes_back_is_told_in_its_round():
+    grid = Grid({1: named("a")})
+    transport = FlowerTransport(grid)
+    joined(transport, 1)
+    del grid.nodes[1]
+    grid.nodes[2] = lambda request: content(
+        Reply(request.kind, request.round, "a", "0", error="E01 no folder", exit_code=3)
+    )
+    ((client, reply),) = transport.ask({"a": train(1)}, 5.0)
+    assert (client, reply.error, reply.exit_code) == ("a", "E01 no folder", 3)
