@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import cast
 
 import open_clip
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from rich.console import Console
 from torch import Tensor
 
+from blend_core.adapters import ParallelAdapter
 from blend_core.backbone import Backbone, Classes
 from blend_core.config import BackboneConfig
 from blend_core.methods import build_method
@@ -84,14 +86,15 @@ def _reference_loss(method: Blend, images: Tensor, labels: Tensor, tokens: Tenso
     model, config = method.backbone.model, method.config
     visual = model.visual
     x = visual._embeds(images)
-    for number, block in enumerate(visual.transformer.resblocks, 1):
-        x = block(x) + method.vision[str(number)](x, block.ln_1(x))
+    for block, adapter in zip(visual.transformer.resblocks, method.vision.values(), strict=True):
+        x = block(x) + cast(ParallelAdapter, adapter).add_to_block(x, block.ln_1(x))
     zeta = x[:, 0]
     general = visual.ln_post(zeta) @ visual.proj
     personal = (zeta + (method.proj(zeta) if method.proj is not None else 0)) @ visual.proj
     t = model.token_embedding(tokens) + model.positional_embedding
-    for number, block in enumerate(model.transformer.resblocks, 1):
-        t = block(t, attn_mask=model.attn_mask) + method.text[str(number)](t, block.ln_1(t))
+    for block, adapter in zip(model.transformer.resblocks, method.text.values(), strict=True):
+        added = cast(ParallelAdapter, adapter).add_to_block(t, block.ln_1(t))
+        t = block(t, attn_mask=model.attn_mask) + added
     rows = torch.arange(len(tokens), device=tokens.device)
     text = F.normalize(model.ln_final(t)[rows, tokens.argmax(-1)] @ model.text_projection, dim=-1)
     anchor, tau = F.normalize(general, dim=-1), method.backbone.temperature

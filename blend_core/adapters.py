@@ -6,7 +6,6 @@ Source: METHODS section 10.1, eq. (2); gradient scaling as in section 8.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -83,31 +82,41 @@ class Bottleneck(nn.Module):
         return out
 
 
-class ParallelAdapter(nn.Module):
+class ParallelAdapter(Bottleneck):
     """s * Bottleneck(LN1(x)) (tap "ln1") or s * Bottleneck(x) (tap "raw"), eq. (2).
 
     With gradient scaling the parameters receive 1/s times their true gradient, as if the branch
     had unit scale, while the gradient passed to the input stays the true one.
+
+    Args:
+        seed, name: decide the initial values.
+        width, rank: of the bottleneck.
+        scale: s, above 0.
+        tap: what the branch sees.
+        gradient_scaling: whether parameters see the branch at unit scale.
+        bias: biases in both layers.
     """
 
     def __init__(
         self,
-        bottleneck: nn.Module,
+        seed: int,
+        name: str,
+        width: int,
+        rank: int,
         scale: float,
         tap: Literal["ln1", "raw"] = "ln1",
         gradient_scaling: bool = True,
+        bias: bool = True,
     ) -> None:
-        super().__init__()
-        self.bottleneck = bottleneck
+        super().__init__(seed, name, width, rank, bias=bias)
         self.scale = scale
         self.tap = tap
         self.gradient_scaling = gradient_scaling
 
-    def forward(self, block_input: Tensor, normed: Tensor) -> Tensor:
+    def add_to_block(self, block_input: Tensor, normed: Tensor) -> Tensor:
         """Return what is added to the block's output; all [B, T, width]."""
         x = normed if self.tap == "ln1" else block_input
-        branch: Callable[[Tensor], Tensor] = self.bottleneck
         if not self.gradient_scaling:
-            return self.scale * branch(x)
-        out = branch(scale_gradient(x, self.scale))
+            return self.scale * self.forward(x)
+        out = self.forward(scale_gradient(x, self.scale))
         return self.scale * scale_gradient(out, 1.0 / self.scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -111,16 +112,20 @@ class Backbone:
         temperature: Tensor = self.model.logit_scale.exp().reshape(())
         return temperature
 
+    @cached_property
+    def has_blocks(self) -> bool:
+        """Whether both towers are plain transformers whose blocks can take adapters."""
+        visual = self.model.visual
+        if not isinstance(visual, VisionTransformer):
+            return False
+        if visual.attn_pool is not None or visual.pool_type != "tok":
+            return False
+        blocks = [*visual.transformer.resblocks, *self.model.transformer.resblocks]
+        return all(type(block) is ResidualAttentionBlock for block in blocks)
+
     def require_transformers(self) -> None:
         """Raise `ConfigError` unless both towers can take adapters in their blocks."""
-        visual = self.model.visual
-        plain = isinstance(visual, VisionTransformer) and (
-            visual.attn_pool is None and visual.pool_type == "tok"
-        )
-        if plain:
-            blocks = [*visual.transformer.resblocks, *self.model.transformer.resblocks]
-            plain = all(type(block) is ResidualAttentionBlock for block in blocks)
-        if not plain:
+        if not self.has_blocks:
             raise ConfigError(
                 f"backbone.name = {self.name!r}: its image tower is not a class-token vision "
                 "transformer, so it has no blocks for adapters; choose a ViT model, "
@@ -178,13 +183,8 @@ class Backbone:
 
     def image_features(self, images: Tensor) -> Tensor:
         """Frozen image features [B, d_e] of normalised images; any image tower will do."""
-        if isinstance(self.model.visual, VisionTransformer):
-            try:
-                self.require_transformers()
-            except ConfigError:
-                pass
-            else:
-                return self.project_image(self.encode_image(images))
+        if self.has_blocks:
+            return self.project_image(self.encode_image(images))
         features: Tensor = self.model.visual(images)
         return features
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks.commands import bench
 from blend_core import __version__
 from blend_core.errors import BlendError, ConfigError, RunError
+from deploy.bench import bench
 from deploy.signals import Interrupted, interruptible
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def run(
     if actors is not None and engine is not Engine.SIMULATION:
         raise ConfigError(f"--actors {actors}: only --engine simulation has actors")
     experiment = load_experiment(config, settings or [])
+    check(experiment)
     folder = prepare_folder(out, experiment)
     console = Console(highlight=False)
     console.print(compact_yaml(experiment), markup=False, soft_wrap=True)
@@ -136,6 +137,21 @@ def run(
 
             run_processes(experiment, folder, federation, progress, STARTED, start_timeout)
     show(folder, console)
+
+
+def check(experiment: Experiment) -> None:
+    """Find what cannot work before anything is written or started.
+
+    Raises:
+        ConfigError: clients, site folders, backbone or method do not fit together.
+    """
+    from blend_core.backbone import Backbone
+    from blend_core.data import client_names
+    from blend_core.methods import build_method
+
+    if client_names(experiment) is None:
+        raise ConfigError("data.kind = 'folders' needs data.root, the folder of all sites")
+    build_method(experiment.method, Backbone.describe(experiment.backbone), experiment.seed)
 
 
 def show(folder: Path, console: Console) -> None:

@@ -8,6 +8,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from blend_core.config import experiment_from_run_config
+from blend_core.errors import ConfigError
+from server.results import RESULTS
 from server.strategy import Coordinator
 from server.transport import FlowerTransport
 
@@ -22,5 +24,8 @@ def main(grid: Grid, context: Context) -> None:
     federation = str(settings.get("federation") or f"run-{context.run_id}")
     out = Path(str(settings.get("out") or Path.cwd() / "runs" / federation))
     started = float(settings.get("started") or 0.0) or None
-    engine = str(settings.get("engine") or "processes")
+    # Set by the `blend` command; `flwr run .` may be anything that Flower runs.
+    engine = str(settings.get("engine") or "flower")
+    if (out / RESULTS).exists():
+        raise ConfigError(f"out = {out}: holds the results of another run; name a new folder")
     Coordinator(experiment, FlowerTransport(grid), out, federation, engine, started).run()

@@ -41,7 +41,8 @@ def render_each(
 ) -> NDArray[np.uint8]:
     """Render images that each have their own style and their own seed (an int, 0 or more).
 
-    Image i depends on `combinations[i]`, `styles[i]` and `seeds[i]` only.
+    Image i depends on `combinations[i]`, `styles[i]` and `seeds[i]` only, to within one grey level:
+    the last bit of a sum depends on how many images are computed at once.
 
     Returns:
         uint8, shape [n, 48, 48, 3], RGB.

@@ -6,7 +6,7 @@ aggregation ablations of section 12.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch.nn.functional as F  # noqa: N812
 from pydantic import ConfigDict, Field
@@ -18,7 +18,7 @@ from blend_core.errors import ConfigError
 from blend_core.methods.base import Method
 
 if TYPE_CHECKING:
-    from blend_core.backbone import Backbone, Classes
+    from blend_core.backbone import Adapters, Backbone, Classes
 
 Layers = Literal["all"] | list[int]
 
@@ -89,17 +89,12 @@ class Blend(Method):
         self.config = config
 
         def tower(part: str, width: int, rank: int, layers: list[int]) -> nn.ModuleDict:
-            bottlenecks = {
-                str(layer): Bottleneck(seed, f"{part}.{layer}", width, rank, bias=config.bias)
-                for layer in layers
-                if rank > 0
-            }
+            options = (config.scale, config.tap, config.gradient_scaling, config.bias)
             return nn.ModuleDict(
                 {
-                    layer: ParallelAdapter(
-                        bottleneck, config.scale, config.tap, config.gradient_scaling
-                    )
-                    for layer, bottleneck in bottlenecks.items()
+                    str(layer): ParallelAdapter(seed, f"{part}.{layer}", width, rank, *options)
+                    for layer in layers
+                    if rank > 0
                 }
             )
 
@@ -135,8 +130,7 @@ class Blend(Method):
         return self._named(tuple(p for p in ("vision", "text", "proj") if p not in averaged))
 
     def _named(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
-        named = {n.replace("bottleneck.", ""): p for n, p in self.named_parameters()}
-        return {n: p for n, p in sorted(named.items()) if n.split(".")[0] in parts}
+        return {n: p for n, p in sorted(self.named_parameters()) if n.split(".")[0] in parts}
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised features [C, d_e] of the adapted text tower."""
@@ -188,7 +182,8 @@ def _layers(key: str, chosen: Layers, total: int) -> list[int]:
     return sorted(layers)
 
 
-def _per_block(adapters: nn.ModuleDict, total: int) -> list[nn.Module | None]:
-    """One entry per block: its adapter or None."""
-    by_layer = dict(adapters.items())
-    return [by_layer.get(str(n)) for n in range(1, total + 1)]
+def _per_block(adapters: nn.ModuleDict, total: int) -> Adapters:
+    """One entry per block: what its adapter adds, or None."""
+    by_layer = {name: cast(ParallelAdapter, adapter) for name, adapter in adapters.items()}
+    found = [by_layer.get(str(number)) for number in range(1, total + 1)]
+    return [adapter and adapter.add_to_block for adapter in found]
