@@ -8,6 +8,7 @@ that names the key, the value and what is allowed.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
-from blend_core.errors import ConfigError
+from blend_core.errors import ConfigError, one_line
 
 
 class Section(BaseModel):
@@ -195,6 +196,8 @@ class Experiment(Section):
         from blend_core.methods import config_class
 
         named = {"name": "blend", **method}
+        if not all(isinstance(key, str) for key in named) or not isinstance(named["name"], str):
+            raise ValueError("method must be a mapping of settings with a name")
         try:
             return {**data, "method": config_class(named["name"])(**named)}
         except ValidationError as error:
@@ -202,9 +205,11 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
-        if self.server.min_replies > self.clients:
+        asked = clients_per_round(self.server.fraction, self.clients)
+        if self.server.min_replies > asked:
             raise ValueError(
-                f"server.min_replies ({self.server.min_replies}) exceeds clients ({self.clients})"
+                f"server.min_replies ({self.server.min_replies}) exceeds the {asked} clients of a "
+                f"round (clients {self.clients}, server.fraction {self.server.fraction})"
             )
         return self
 
@@ -223,6 +228,11 @@ class Experiment(Section):
         return self.model_dump(mode="json")
 
 
+def clients_per_round(fraction: float, clients: int) -> int:
+    """max(floor(fraction N), 1); 0.29 x 100 is a little less than 29 in floating point."""
+    return max(math.floor(fraction * clients + 1e-9), 1)
+
+
 def _default_method() -> MethodConfig:
     from blend_core.methods import config_class
 
@@ -235,6 +245,8 @@ def parse_experiment(data: Mapping[str, Any]) -> Experiment:
         return Experiment.model_validate(data)
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
+    except RecursionError:
+        raise ConfigError("the settings contain themselves (a YAML alias)") from None
 
 
 # Keys of the run-config that are not settings of the experiment.
@@ -367,7 +379,7 @@ _Loader.add_implicit_resolver(
 def _yaml_value(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # The library lets errors of odd scalars through as they are.
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
@@ -393,4 +405,4 @@ def _one_line(error: ValidationError, prefix: str = "") -> str:
             "" if isinstance(shown, (dict, BaseModel)) else f" = {json.dumps(shown, default=str)}"
         )
         parts.append(f"{key}{value}: {text[:1].lower()}{text[1:]}")
-    return "; ".join(parts)
+    return one_line("; ".join(parts))

@@ -25,6 +25,11 @@ FloatArray = npt.NDArray[np.float32]
 Tensors = dict[str, FloatArray]
 Kind = Literal["join", "train", "evaluate"]
 
+# Characters; a class list of thousands of names fits.
+MAX_HEADER = 4_000_000
+# Tensors are float32; the others are told apart so that the guard can name a wrong one.
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+
 # numpy's own file header in front of the vector, as Flower ships it (np.save, format 1.0).
 ARRAY_HEADER_BYTES = 128
 
@@ -164,7 +169,11 @@ def _unpack(
 ) -> dict[str, Any]:
     """Fields and tensors of a message; nothing that came over the wire is believed unchecked."""
     try:
-        fields = json.loads(header)
+        if len(header) > MAX_HEADER:
+            raise ValueError(f"its header has {len(header)} characters, allowed are {MAX_HEADER}")
+        # Strict JSON that can be written again: no NaN, no lone halves of surrogate pairs.
+        fields = json.loads(header, parse_constant=_no_constant)
+        json.dumps(fields, ensure_ascii=False).encode()
         layout = fields.pop("layout")
         if set(fields) != set(types):
             version = str(fields.get("version"))[:40]
@@ -172,28 +181,37 @@ def _unpack(
                 f"its fields are not those of version {__version__}; its sender runs {version}"
             )
         for name, expected in types.items():
-            if not isinstance(fields[name], expected):
-                raise ValueError(f"{name} is {fields[name]!r}")
+            value = fields[name]
+            flag = isinstance(value, bool) and expected not in (bool, object)
+            if not isinstance(value, expected) or flag:
+                raise ValueError(f"{name} is {str(value)[:80]!r}")
         if fields["kind"] not in get_args(Kind):
-            raise ValueError(f"kind is {fields['kind']!r}")
+            raise ValueError(f"kind is {fields['kind'][:80]!r}")
+        if fields.get("error") == "":
+            raise ValueError("its error has no text")
         return {**fields, "shared": _unflatten(layout, vector)}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise MessageError(f"malformed message: {error}") from error
+    except Exception as error:  # Whatever the bytes were, they are no message of ours.
+        raise MessageError(f"malformed message: {one_line(str(error), 300)}") from error
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"it holds {text}")
 
 
 def _unflatten(layout: Mapping[str, Any], vector: FloatArray) -> Tensors:
+    if vector.dtype != np.float32 or vector.ndim != 1:
+        raise ValueError(f"its vector is {vector.dtype} with {vector.ndim} dimensions")
     tensors: Tensors = {}
     start = 0
     for name in sorted(layout):
-        dtype, shape = np.dtype(layout[name][0]), layout[name][1]
-        if dtype.kind not in "fiub" or not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError(f"{name} is described as {layout[name]!r}")
+        kind, shape = layout[name]
+        if kind not in DTYPES or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"{name[:80]} is described as {str(layout[name])[:80]}")
         size = math.prod(shape)
         if start + size > vector.size:
-            break
-        values = vector[start : start + size].reshape(shape)
-        tensors[name] = values.astype(dtype, copy=False)
+            raise ValueError(f"its vector ends within {name[:80]}")
+        tensors[name] = vector[start : start + size].reshape(shape).astype(kind, copy=False)
         start += size
-    if len(tensors) != len(layout) or start != vector.size or vector.ndim != 1:
-        raise ValueError(f"layout and vector do not agree (the vector holds {vector.size} values)")
+    if start != vector.size:
+        raise ValueError(f"layout describes {start} values, the vector holds {vector.size}")
     return tensors

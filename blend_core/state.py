@@ -197,8 +197,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             raise StateError(f"{folder}: cannot be locked: {error.strerror}") from error
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            raise StateError(f"{folder}: cannot be written: {error.strerror}") from error
         yield
     finally:
         # The file stays: removing it would let a third process lock a new file of that name

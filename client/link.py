@@ -66,6 +66,9 @@ def ask(
     for _ in range(1 + REPLACEMENTS):
         try:
             record = _find_or_start(site, federation, deadline, node)
+        except ConnectionError as error:
+            problem = str(error)
+            continue
         except OSError as error:
             raise SiteError(f"{what}: no worker can be started: {error}") from error
         try:
@@ -176,6 +179,8 @@ def _start(
         code = process.poll()
         if code is not None or time.monotonic() > deadline:
             process.kill()
+            if code is not None and code < 0:
+                raise ConnectionError(f"killed by signal {-code} at its start")
             what = "was not ready in time" if code is None else f"ended at its start (code {code})"
             raise SiteError(
                 f"client {site.name}: its worker {what}: {_last_lines(log, begin)}; see {log}"

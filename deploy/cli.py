@@ -20,7 +20,7 @@ from rich.console import Console
 from blend_core import __version__
 from blend_core.errors import BlendError, ConfigError, RunError
 from deploy.bench import bench
-from deploy.signals import Interrupted, interruptible
+from deploy.signals import Interrupted, interruptible, uninterrupted
 
 if TYPE_CHECKING:
     from blend_core.config import Experiment
@@ -112,29 +112,31 @@ def run(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """Run an experiment and print its table."""
-    from blend_core.config import load_experiment
-    from deploy.folder import compact_yaml, prepare_folder
-    from deploy.progress import Progress
+    # A signal in the middle of an import may be swallowed by it.
+    with uninterrupted():
+        from blend_core.config import load_experiment
+        from deploy.folder import compact_yaml, prepare_folder
+        from deploy.loop import run_loop
+        from deploy.processes import run_processes
+        from deploy.progress import Progress
+        from deploy.simulation import run_simulation
 
-    if actors is not None and engine is not Engine.SIMULATION:
-        raise ConfigError(f"--actors {actors}: only --engine simulation has actors")
-    experiment = load_experiment(config, settings or [])
-    check(experiment)
-    folder = prepare_folder(out, experiment)
+        if actors is not None and engine is not Engine.SIMULATION:
+            raise ConfigError(f"--actors {actors}: only --engine simulation has actors")
+        experiment = load_experiment(config, settings or [])
+        check(experiment)
+        folder = prepare_folder(out, experiment)
     console = Console(highlight=False)
     console.print(compact_yaml(experiment), markup=False, soft_wrap=True)
     console.print(f"engine {engine}, out {folder}", markup=False, soft_wrap=True)
     federation = f"{experiment.method.name}-{secrets.token_hex(6)}"
     with Progress(console, experiment.rounds, experiment.clients, STARTED) as progress:
         if engine is Engine.LOOP:
-            _run_loop(experiment, folder, federation, progress)
+            with _followed(folder, progress):
+                run_loop(experiment, folder, federation, STARTED)
         elif engine is Engine.SIMULATION:
-            from deploy.simulation import run_simulation
-
             run_simulation(experiment, folder, federation, progress, STARTED, start_timeout, actors)
         else:
-            from deploy.processes import run_processes
-
             run_processes(experiment, folder, federation, progress, STARTED, start_timeout)
     show(folder, console)
 
@@ -169,13 +171,6 @@ def show(folder: Path, console: Console) -> None:
     except (OSError, ValueError) as error:
         raise RunError(f"the run finished without readable results: {error}") from None
     print_results(results, path, console)
-
-
-def _run_loop(experiment: Experiment, folder: Path, federation: str, progress: Progress) -> None:
-    from deploy.loop import run_loop
-
-    with _followed(folder, progress):
-        run_loop(experiment, folder, federation, STARTED)
 
 
 @contextmanager

@@ -33,7 +33,11 @@ def prepare_folder(out: Path | None, experiment: Experiment) -> Path:
         if out.exists() and any(out.iterdir()):
             raise ConfigError(f"--out {out}: not empty; name a new folder, or remove this one")
         out.mkdir(parents=True, exist_ok=True)
-        (out / "config.yaml").write_text(_yaml(experiment.to_json()), encoding="utf-8")
+        # "x": of two runs that found the folder empty at the same moment, one gets it.
+        with (out / "config.yaml").open("x", encoding="utf-8") as file:
+            file.write(_yaml(experiment.to_json()))
+    except FileExistsError:
+        raise ConfigError(f"--out {out}: another run has just taken it; start again") from None
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}; name a folder you may write") from None
     return out

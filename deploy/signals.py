@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+
+# Seconds in which a clean-up that a signal started is not disturbed by another one.
+PATIENCE = 3.0
 
 
 class Interrupted(BaseException):
@@ -25,7 +29,8 @@ class Interrupted(BaseException):
 class _State:
     """What the handler, which has no caller to ask, has to know."""
 
-    raised: bool = False
+    # When the last signal was raised, in seconds of the monotonic clock; None before.
+    raised: float | None = None
     shields: int = 0
     waiting: int | None = None
 
@@ -35,11 +40,11 @@ _state = _State()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first signal raise `Interrupted` in the main thread; ignore all further ones.
+    """Let a signal raise `Interrupted` in the main thread; ignore others for `PATIENCE` seconds.
 
     Call it in the main thread, around everything that starts processes.
     """
-    _state.raised, _state.waiting = False, None
+    _state.raised, _state.waiting = None, None
     numbers = [signal.SIGINT, signal.SIGTERM]
     # A run under nohup goes on when the terminal is closed.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -60,19 +65,16 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _state.shields -= 1
-        if _state.waiting is not None and not _state.shields and not _state.raised:
-            _raise(_state.waiting)
+        if _state.waiting is not None and not _state.shields:
+            _handle(_state.waiting, None)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    if _state.raised:
+    # The first one may have been swallowed, by an importer for example.
+    if _state.raised is not None and time.monotonic() - _state.raised < PATIENCE:
         return
     if _state.shields:
         _state.waiting = _state.waiting or number
-    else:
-        _raise(number)
-
-
-def _raise(number: int) -> None:
-    _state.raised = True
+        return
+    _state.raised, _state.waiting = time.monotonic(), None
     raise Interrupted(number)

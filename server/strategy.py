@@ -6,7 +6,6 @@ code; they differ only in the transport that carries requests to clients and rep
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from blend_core.backbone import Backbone
-from blend_core.config import Experiment
+from blend_core.config import Experiment, clients_per_round
 from blend_core.data import client_names
 from blend_core.errors import (
     BlendError,
@@ -131,8 +130,9 @@ class Coordinator:
             if not is_plain_name(reply.client) or (known is not None and reply.client not in known):
                 reason = "no client of this experiment has that name"
             if reason is not None:
-                refused.append(one_line(f"{reply.client}: {reason}"))
-                self.journal.write("refused", round=0, client=reply.client, reason=reason)
+                client, reason = one_line(reply.client, 80), one_line(reason)
+                refused.append(f"{client}: {reason}")
+                self.journal.write("refused", round=0, client=client, reason=reason)
                 continue
             self.members[reply.client] = reply
             self.journal.write("forming", have=sorted(self.members), want=wanted)
@@ -193,8 +193,7 @@ class Coordinator:
         able = sorted(name for name, reply in self.members.items() if reply.train_images > 0)
         if not able:
             raise RunError("no client has training images")
-        # 0.29 * 100 is a little less than 29 in floating point.
-        count = max(math.floor(self.experiment.server.fraction * len(able) + 1e-9), 1)
+        count = clients_per_round(self.experiment.server.fraction, len(able))
         draw = numpy_generator(self.experiment.seed, "sampling", round)
         return sorted(able[i] for i in draw.choice(len(able), size=count, replace=False))
 

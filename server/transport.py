@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from blend_core.errors import RunError
-from blend_core.messages import MessageError, Reply, Request, failure
+from blend_core.errors import RunError, described
+from blend_core.messages import Reply, Request, failure
 
 logger = logging.getLogger("blend.server")
 
@@ -148,7 +148,6 @@ def _reply(message: Message, request: Request, client: str) -> Reply:
         arrays = message.content.get("arrays")
         vector = arrays["shared"].numpy() if arrays else np.zeros(0, dtype=np.float32)
         return Reply.unpack(header, vector)
-    except (MessageError, KeyError, TypeError, ValueError) as error:
-        return failure(
-            request.kind, request.round, client, RunError(f"the reply cannot be read: {error}")
-        )
+    except Exception as error:  # Whatever a client sent, the server goes on.
+        why = f"the reply cannot be read: {described(error)}"
+        return failure(request.kind, request.round, client, RunError(why))

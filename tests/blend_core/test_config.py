@@ -35,7 +35,13 @@ from blend_core.errors import ConfigError
         ("rounds", "expected key=value"),
         ("seed.x=1", "seed is a value, not a group"),
         ("rounds=[", "not valid YAML"),
-        ("server.min_replies=9", r"server.min_replies \(9\) exceeds clients \(4\)"),
+        ("server.min_replies=9", r"server.min_replies \(9\) exceeds the 4 clients of a round"),
+        ("seed=2020-13-45", "not valid YAML"),
+        ("seed=!!int x", "not valid YAML"),
+        ("seed=!!timestamp x", "not valid YAML"),
+        ("method.name=[1]", "method must be a mapping of settings with a name"),
+        ("method={1: 2}", "method must be a mapping of settings with a name"),
+        ("method=&a {x: *a}", "contain themselves|unknown key"),
     ],
 )
 def test_a_wrong_setting_is_one_line_that_names_it(override, message):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -185,3 +187,18 @@ def test_ctrl_c_is_code_130_and_one_line(blend, small, monkeypatch):
     monkeypatch.setattr("deploy.loop.run_loop", fail)
     code, _, errors = blend("run", small, "--engine", "loop")
     assert (code, errors) == (130, "stopped by SIGINT\n")
+
+
+def test_a_signal_that_an_importer_swallowed_does_not_make_the_others_deaf(monkeypatch):
+    monkeypatch.setattr("deploy.signals.PATIENCE", 0.0)
+
+    def send(number: signal.Signals) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+
+    with interruptible():
+        with contextlib.suppress(Interrupted):
+            send(signal.SIGINT)
+        with pytest.raises(Interrupted) as caught:
+            send(signal.SIGTERM)
+    assert caught.value.exit_code == 143

@@ -80,6 +80,16 @@ def test_a_good_reply_passes():
         (good_reply(statistics={"private_sha256": ["x"]}), "private_sha256"),
         (good_reply(statistics={"private_sha256": "x" * 101}), "private_sha256"),
         (good_reply(statistics={"worker": "x"}), "worker"),
+        (good_reply(statistics={"worker": {"pid": [], "backbone_loads": 1}}), "worker"),
+        (good_reply(statistics={"train_span": [10**400, 1]}), "train_span"),
+        (good_reply(statistics={"train_span": {"0": 1}}), "train_span"),
+        (
+            good_reply(
+                statistics={"counts": {g: [1, 10**400] for g in ("local", "base", "novel")}}
+            ),
+            "counts of right answers",
+        ),
+        (good_reply(train_images=10**30), "training images is 1000000"),
         (good_reply(statistics={"worker": {"pid": 1, "backbone_loads": True}}), "worker"),
     ],
 )
@@ -133,6 +143,17 @@ def test_a_change_beyond_all_measure_is_refused():
         ({"round": "1"}, np.zeros(0, np.float32)),
         ({"statistics": []}, np.zeros(0, np.float32)),
         ({"surprise": 1}, np.zeros(0, np.float32)),
+        ({"layout": {"a": []}}, np.zeros(0, np.float32)),
+        ({"layout": {"a": ""}}, np.zeros(0, np.float32)),
+        ({"layout": {"a": ["(1,f4", [1]]}}, np.zeros(1, np.float32)),
+        ({"layout": {"a": ["float32", []]}}, np.float32(1.0)),
+        ({"layout": {"a": ["float32", [1]]}}, np.zeros(1, np.complex64)),
+        ({"statistics": {"loss": float("nan")}}, np.zeros(0, np.float32)),
+        ({"train_images": float("inf")}, np.zeros(0, np.float32)),
+        ({"client": "\ud800"}, np.zeros(0, np.float32)),
+        ({"round": True}, np.zeros(0, np.float32)),
+        ({"error": ""}, np.zeros(0, np.float32)),
+        ({"client": "x" * 5_000_000}, np.zeros(0, np.float32)),
     ],
 )
 def test_headers_that_make_no_sense_are_malformed_messages(change, vector):
@@ -141,6 +162,8 @@ def test_headers_that_make_no_sense_are_malformed_messages(change, vector):
         Reply.unpack(json.dumps({**header, **change}), vector)
 
 
-def test_text_that_is_no_json_is_a_malformed_message():
-    with pytest.raises(MessageError):
-        Reply.unpack("{", np.zeros(0, np.float32))
+@pytest.mark.parametrize("text", ["{", "[]", "null", "[" * 100_000, '{"a":' * 100_000, "1" * 9999])
+def test_text_that_is_no_header_is_a_malformed_message(text):
+    with pytest.raises(MessageError) as caught:
+        Reply.unpack(text, np.zeros(0, np.float32))
+    assert len(str(caught.value)) < 500

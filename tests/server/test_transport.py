@@ -164,6 +164,29 @@ def test_replies_that_cannot_be_read_become_errors_not_crashes():
                 "arrays": ArrayRecord({"else": Array(np.ones(3, np.float32))}),
             }
         ),
+        **{
+            what: RecordDict(
+                {
+                    "message": ConfigRecord({"header": Reply("train", 1, "a").pack()[0]}),
+                    "arrays": ArrayRecord(
+                        {"shared": Array("float32", (1,), "numpy.ndarray", data)}
+                    ),
+                }
+            )
+            for what, data in {
+                "no bytes": b"",
+                "zip": b"PK\x03\x04junk",
+                "huge": b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, "
+                b"'shape': (999999999999,), }    \n",
+                "no numpy header": b"\x93NUMPY\x01\x00\x04\x00{'de",
+            }.items()
+        },
+        "arrays that are none": RecordDict(
+            {
+                "message": ConfigRecord({"header": Reply("train", 1, "a").pack()[0]}),
+                "arrays": ConfigRecord({"shared": 1}),
+            }
+        ),
         "broken bytes": RecordDict(
             {
                 "message": ConfigRecord({"header": Reply("train", 1, "a").pack()[0]}),
