@@ -25,10 +25,12 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	@echo "installing into $(VENV): PyTorch alone is several GB, so this takes minutes"
 	$(BIN)/python -m pip install --quiet --progress-bar off -e .
 	touch $@
 
 $(VENV)/.test-installed: $(VENV)/bin/python pyproject.toml
+	@echo "installing into $(VENV): PyTorch alone is several GB, so this takes minutes"
 	$(BIN)/python -m pip install --quiet --progress-bar off -e ".[test]"
 	touch $(VENV)/.installed $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -71,6 +72,7 @@ def measure(count: int) -> None:
         start_superlink(family, workspace, 120.0, nodes=nodes)
         wait_for(family.start("run", workspace.submit_command()), DEADLINE)
     times, work = json.loads((out / TIMES).read_text(encoding="utf-8"))
+    shutil.rmtree(out)
     cost = (times[-1] - times[0] - sum(work[1:])) / (len(times) - 1)
     start = _process_start()
     console = Console(highlight=False)

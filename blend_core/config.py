@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -90,7 +91,10 @@ class DataConfig(Section):
         description="shapes only: how far clients' styles lie apart (0: all alike)",
     )
     alpha: float = Field(
-        0.01, gt=0.0, le=1000.0, description="shapes only: Dirichlet concentration (PROTOCOL 3a)"
+        0.01,
+        gt=0.0,
+        le=1000.0,
+        description="shapes only: Dirichlet concentration of a class over clients",
     )
     boost: float = Field(
         1.0, ge=0.0, le=1000.0, description="shapes only: added for a class's preferred client"
@@ -392,12 +396,34 @@ def _assign(data: dict[str, Any], key: str, value: Any) -> None:
     data[last] = value
 
 
+def _known_keys(prefix: str) -> list[str]:
+    """Dotted names of all settings; those of a method only where its fields are read."""
+    found: list[str] = []
+
+    def walk(model: type[BaseModel], path: str) -> None:
+        for name, field in model.model_fields.items():
+            kind = field.annotation
+            key = f"{path}{field.alias or name}"
+            if isinstance(kind, type) and issubclass(kind, Section) and not prefix:
+                walk(kind, f"{key}.")
+            found.append(key)
+
+    if prefix:
+        from blend_core.methods import config_class
+
+        walk(config_class("blend"), prefix)
+    else:
+        walk(Experiment, "")
+    return found
+
+
 def _one_line(error: ValidationError, prefix: str = "") -> str:
     parts = []
     for item in error.errors(include_url=False):
         key = prefix + ".".join(str(part) for part in item["loc"]) or "experiment"
         if item["type"] == "extra_forbidden":
-            parts.append(f"{key}: unknown key")
+            near = get_close_matches(key, _known_keys(prefix), 1)
+            parts.append(f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else ""))
             continue
         text = item["msg"].removeprefix("Value error, ")
         shown = item.get("input")

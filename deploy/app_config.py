@@ -16,6 +16,10 @@ from blend_core.config import CARRIER_KEYS, Experiment
 from blend_core.methods import config_class, method_names
 from deploy.engine import COMPONENTS
 
+EMPTY = '""'
+# Flower's own local simulation has two nodes unless it is told otherwise.
+SET = {"clients": "2"}
+
 HEAD = """\
 [tool.flwr.app]
 publisher = "blend"
@@ -35,7 +39,7 @@ def app_config() -> str:
     for name in method_names():
         for key, text in _settings(config_class(name), "method."):
             known.setdefault(key, f"{name}: {text}" if key != "method.name" else text)
-    lines += [f'{key} = "" # {text}' for key, text in known.items()]
+    lines += [f"{key} = {SET.get(key, EMPTY)} # {text}" for key, text in known.items()]
     return "\n".join(lines) + "\n"
 
 

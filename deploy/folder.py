@@ -55,6 +55,6 @@ def compact_yaml(experiment: Experiment) -> str:
 def _yaml(data: dict[str, Any], flow_style: bool = False) -> str:
     return str(
         yaml.safe_dump(
-            data, sort_keys=False, default_flow_style=flow_style, allow_unicode=True, width=88
+            data, sort_keys=False, default_flow_style=flow_style, allow_unicode=True, width=70
         )
     )

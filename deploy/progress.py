@@ -60,9 +60,9 @@ class Progress:
                 self.console.print(Text(line), soft_wrap=True)
 
     def __rich__(self) -> Text:
-        """The live line, with the time that has passed."""
-        parts = [self.phase, *self._metrics(), self._left()]
-        parts.append(f"{duration(time.time() - self.started)} so far")
+        """The live line, of at most 80 columns: the time left, once known, else the time passed."""
+        passed = f"{duration(time.time() - self.started)} so far"
+        parts = [self.phase, *self._metrics(), self._left() or passed]
         return Text("  ".join(part for part in parts if part), overflow="ellipsis", no_wrap=True)
 
     def _on_started(self, event: Event) -> list[tuple[str, bool]]:
@@ -84,11 +84,11 @@ class Progress:
 
     def _on_round(self, event: Event) -> list[tuple[str, bool]]:
         self._round_start = time.time()
-        self.phase = f"round {event['round']}/{event['of']}  clients heard 0/{event['asked']}"
+        self.phase = f"round {event['round']}/{event['of']}  heard 0/{event['asked']}"
         return []
 
     def _on_heard(self, event: Event) -> list[tuple[str, bool]]:
-        heard = f"clients heard {event['heard']}/{event['asked']}"
+        heard = f"heard {event['heard']}/{event['asked']}"
         self.phase = f"round {event['round']}/{self.rounds}  {heard}"
         return []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from flwr.app import Context
@@ -28,4 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     engine = str(settings.get("engine") or "flower")
     if (out / RESULTS).exists():
         raise ConfigError(f"out = {out}: holds the results of another run; name a new folder")
-    Coordinator(experiment, FlowerTransport(grid), out, federation, engine, started).run()
+    transport = FlowerTransport(grid)
+    # Flower shows what a ServerApp prints to whoever streams the run's log.
+    echo = functools.partial(print, flush=True)
+    Coordinator(experiment, transport, out, federation, engine, started, echo).run()

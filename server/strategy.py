@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -58,6 +58,7 @@ class Coordinator:
         federation: names the federation whose private states the sites keep.
         engine: name of the engine, for the results.
         started: unix time at which the user started the run; unset: now.
+        echo: takes a line for people per event; unset: nothing is said.
     """
 
     def __init__(
@@ -68,12 +69,13 @@ class Coordinator:
         federation: str,
         engine: str,
         started: float | None = None,
+        echo: Callable[[str], None] | None = None,
     ) -> None:
         self.experiment = experiment
         self.transport = transport
         self.out = out
         self.federation = federation
-        self.journal = Journal(out)
+        self.journal = Journal(out, echo)
         self.checkpoints = Generations(out / CHECKPOINTS, experiment.server.keep_checkpoints)
         self.record = Record(experiment, engine, started or time.time())
         self.private_names: frozenset[str] = frozenset()
@@ -145,6 +147,10 @@ class Coordinator:
                 f"{len(self.members)} of {wanted} clients joined within {timeout:.0f} s; missing: "
                 f"{missing}" + "".join(f"; refused {reason}" for reason in refused)
             )
+        for client, reply in sorted(self.members.items()):
+            if reply.train_images == 0:
+                message = f"{client} has no training images and only evaluates"
+                self.journal.write("warning", message=message)
         self.record.formed(self.members)
         self.journal.write("formed", clients=sorted(self.members), zero_shot=self.record.zero_shot)
 

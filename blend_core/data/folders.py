@@ -96,7 +96,7 @@ def load_folder(
         names = quoted(path.relative_to(data_dir).as_posix() for path, _ in bad)
         raise SiteError(
             f"E06 {data_dir}: {what} cannot be used: {names}; replace or remove "
-            f"{'it' if len(bad) == 1 else 'them'} (the first: {bad[0][1]})"
+            f"{'it' if len(bad) == 1 else 'them'} (the first: {bad[0][1].partition(';')[0]})"
         )
     return data
 

@@ -18,8 +18,9 @@ from blend_core.errors import ConfigError
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rouns=3", "rouns: unknown key"),
-        ("method.gama=0.3", "method.gama: unknown key"),
+        ("rouns=3", r"rouns: unknown key; did you mean rounds\?"),
+        ("method.gama=0.3", r"method.gama: unknown key; did you mean method.gamma\?"),
+        ("train.learning_rate=1", "train.learning_rate: unknown key"),
         ("method.gamma=1.5", r"method.gamma = 1.5: .*less than or equal to 1"),
         ("method.gamma=high", r'method.gamma = "high": .*number'),
         ("method.vision_rank=true", "method.vision_rank = true: .*integer"),
