@@ -11,8 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from blend_core.config import Experiment, load_experiment
+from blend_core.config import Experiment
 from blend_core.errors import RunError
+from blend_core.settings import load_experiment
 from deploy.loop import run_loop
 from deploy.processes import run_processes
 from deploy.simulation import run_simulation

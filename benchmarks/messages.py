@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from flwr.serverapp import ServerApp
 from rich.console import Console
 
-from blend_core.config import experiment_from_run_config, load_experiment
 from blend_core.errors import RunError
+from blend_core.settings import experiment_from_run_config, load_experiment
 from deploy.children import Family
 from deploy.engine import COMPONENTS, Workspace, script
 from deploy.processes import node_configs, start_superlink, wait_for

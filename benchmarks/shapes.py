@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from blend_core.config import load_experiment
 from blend_core.metrics import METRICS
+from blend_core.settings import load_experiment
 
 SIZE = ["clients=10", "rounds=20"]
 

@@ -1,22 +1,18 @@
 """The typed experiment: every choice of a run, with help, unit and range.
 
-One schema serves YAML files, `--set a.b=value`, Flower's run-config and the results. Precedence
-is defaults < file < `--set`. An unknown key, a wrong type or a value out of range is one line
-that names the key, the value and what is allowed.
+One schema serves YAML files, `--set a.b=value`, Flower's run-config and the results; `settings`
+reads them. An unknown key, a wrong type or a value out of range is one line that names the key,
+the value and what is allowed.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 from blend_core.errors import ConfigError, one_line
@@ -251,149 +247,6 @@ def parse_experiment(data: Mapping[str, Any]) -> Experiment:
         raise ConfigError(_one_line(error)) from None
     except RecursionError:
         raise ConfigError("the settings contain themselves (a YAML alias)") from None
-
-
-# Keys of the run-config that are not settings of the experiment.
-CARRIER_KEYS = ("experiment", "preset", "out", "federation", "engine", "started")
-
-
-def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:
-    """The experiment that Flower's run-config carries.
-
-    The `blend` command sends it whole, as JSON under `experiment`. `flwr run .` gives single
-    keys over those of `preset`; an empty text means "not set".
-
-    Raises:
-        ConfigError: one line that names the key.
-    """
-    whole = settings.get("experiment")
-    if whole:
-        try:
-            return parse_experiment(json.loads(str(whole)))
-        except ValueError as error:
-            raise ConfigError(f"run-config experiment: not valid JSON: {error}") from None
-    given: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key in CARRIER_KEYS or value == "":
-            continue
-        listed = isinstance(value, str) and value.startswith("[")
-        given[key] = _yaml_value(value, key) if listed else value
-    preset = settings.get("preset")
-    return parse_experiment(_override(_read_yaml(str(preset)) if preset else {}, given))
-
-
-def preset_names() -> list[str]:
-    """Names of the experiments that come with the package."""
-    folder = resources.files("blend_core") / "configs"
-    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
-
-
-def load_experiment(source: str | None, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment from a preset name or a YAML file and apply `key=value` overrides.
-
-    Args:
-        source: name of a preset (`preset_names`), path of a YAML file, or None for quickstart.
-        overrides: e.g. ["rounds=3", "method.gamma=0.3"]; values are YAML.
-
-    Raises:
-        ConfigError: no such file, not YAML, unknown key, wrong type or value.
-    """
-    settings: dict[str, Any] = {}
-    for text in overrides:
-        key, separator, value = text.partition("=")
-        if not separator or not key.strip():
-            raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
-        settings[key.strip()] = _yaml_value(value, f"--set {text}")
-    return _with_full_paths(
-        parse_experiment(_override(_read_yaml(source or "quickstart"), settings))
-    )
-
-
-def _with_full_paths(experiment: Experiment) -> Experiment:
-    """Paths count from where the user is, not from where a worker runs."""
-
-    def full(path: str) -> str:
-        expanded = Path(path).expanduser()
-        return str(expanded.absolute()) if expanded.exists() else path
-
-    backbone, data = experiment.backbone, experiment.data
-    weights = {"name": full(backbone.name), "weights": full(backbone.weights)}
-    if not backbone.name.endswith(".json"):
-        del weights["name"]
-    changes: dict[str, Any] = {"backbone": backbone.model_copy(update=weights)}
-    if data.root is not None:
-        changes["data"] = data.model_copy(update={"root": full(data.root)})
-    return experiment.model_copy(update=changes)
-
-
-def _override(data: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Put settings with dotted keys over the data of a file.
-
-    Another method does not inherit the fields that the file sets for its own.
-    """
-    name = settings.get("method.name")
-    method = data.get("method")
-    if name is not None and isinstance(method, dict) and method.get("name", "blend") != name:
-        data["method"] = {"name": name}
-    for key, value in settings.items():
-        _assign(data, key, value)
-    return data
-
-
-def _read_yaml(source: str) -> dict[str, Any]:
-    preset = resources.files("blend_core") / "configs" / f"{source}.yaml"
-    if source in preset_names():
-        text = preset.read_text(encoding="utf-8")
-    else:
-        path = Path(source)
-        if not path.is_file():
-            names = ", ".join(preset_names())
-            raise ConfigError(f"{source}: no such file, and not a preset ({names})")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: cannot be read: {error}") from None
-    data = _yaml_value(text, source)
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{source}: expected a mapping of settings at the top level")
-    return data
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as in YAML 1.2, and a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping; a repeated key would silently win over the first."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def _yaml_value(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except Exception as error:  # The library lets errors of odd scalars through as they are.
-        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
-
-
-def _assign(data: dict[str, Any], key: str, value: Any) -> None:
-    *groups, last = key.split(".")
-    for group in groups:
-        data = data.setdefault(group, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"{key}: {group} is a value, not a group of settings")
-    data[last] = value
 
 
 def _known_keys(prefix: str) -> list[str]:

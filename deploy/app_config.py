@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from blend_core.config import CARRIER_KEYS, Experiment
+from blend_core.config import Experiment
 from blend_core.methods import config_class, method_names
+from blend_core.settings import CARRIER_KEYS
 from deploy.engine import COMPONENTS
 
 EMPTY = '""'

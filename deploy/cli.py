@@ -114,7 +114,7 @@ def run(
     """Run an experiment and print its table."""
     # A signal in the middle of an import may be swallowed by it.
     with uninterrupted():
-        from blend_core.config import load_experiment
+        from blend_core.settings import load_experiment
         from deploy.folder import compact_yaml, prepare_folder
         from deploy.loop import run_loop
         from deploy.processes import run_processes

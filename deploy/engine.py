@@ -17,8 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from blend_core import __version__
-from blend_core.config import CARRIER_KEYS, Experiment
+from blend_core.config import Experiment
 from blend_core.errors import ConfigError, RunError
+from blend_core.settings import CARRIER_KEYS
 from deploy.relatives import MARKER
 
 HOST = "127.0.0.1"

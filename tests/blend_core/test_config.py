@@ -6,13 +6,9 @@ import json
 
 import pytest
 
-from blend_core.config import (
-    experiment_from_run_config,
-    load_experiment,
-    parse_experiment,
-    preset_names,
-)
+from blend_core.config import parse_experiment
 from blend_core.errors import ConfigError
+from blend_core.settings import experiment_from_run_config, load_experiment, preset_names
 
 
 @pytest.mark.parametrize(

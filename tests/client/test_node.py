@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from blend_core.backbone import Backbone
-from blend_core.config import load_experiment
 from blend_core.messages import Request
 from blend_core.methods import build_method
 from blend_core.methods.base import snapshot
+from blend_core.settings import load_experiment
 from blend_core.state import tensors_sha256
 from client.node import Node
 from client.site import Site

@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import flatten_dict
 
-from blend_core.config import experiment_from_run_config, load_experiment
+from blend_core.settings import experiment_from_run_config, load_experiment
 from deploy.app_config import app_config
 
 ROOT = Path(__file__).parents[2]

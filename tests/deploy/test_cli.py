@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from blend_core import __version__
-from blend_core.config import load_experiment
 from blend_core.errors import FormationError, SiteError
+from blend_core.settings import load_experiment
 from deploy import cli, folder
 from deploy.signals import Interrupted, interruptible, uninterrupted
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from blend_core import __version__
-from blend_core.config import load_experiment
 from blend_core.errors import FormationError, RunError, SiteError
 from blend_core.messages import Reply, Request, failure
+from blend_core.settings import load_experiment
 from blend_core.state import Generations
 from server.aggregation import weighted_mean
 from server.strategy import Coordinator
