@@ -67,7 +67,6 @@ def test_a_stopped_simulation_leaves_no_process_and_no_session(
     experiment = tiny_experiment(rounds=5000, backbone=tower("tower_a").model_dump())
     config, out = tmp_path / "experiment.yaml", tmp_path / "out"
     config.write_text(yaml.safe_dump(experiment.to_json()))
-    sessions = set(Path("/tmp").glob("blend-ray-*"))
     run = subprocess.Popen(
         [sys.executable, "-m", "deploy.cli", "run", config, "--engine=simulation", "--out", out],
         env={**os.environ, "PYTHONPATH": str(Path(simulation.__file__).parent.parent)},
@@ -84,6 +83,8 @@ def test_a_stopped_simulation_leaves_no_process_and_no_session(
             if any(json.loads(line)["event"] == "round_done" for line in lines):
                 break
             time.sleep(0.1)
+        sessions = {line for facts in _facts(out).values() for line in facts.split("\0")}
+        scratch = {Path(s.partition("=")[2]) for s in sessions if s.startswith("RAY_TMPDIR=")}
         run.send_signal(number)
         _, errors = run.communicate(timeout=60)
     finally:
@@ -94,19 +95,25 @@ def test_a_stopped_simulation_leaves_no_process_and_no_session(
         assert errors == f"stopped by {number.name}\n"
     # Nobody waits for a killed launcher's clean-up.
     deadline = time.monotonic() + (30 if killed else 0)
-    while _left(out, sessions) and time.monotonic() < deadline:
+    while _left(out, scratch) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not _left(out, sessions)
+    assert len(scratch) == 1
+    assert not _left(out, scratch)
 
 
-def _left(out: Path, sessions: set[Path]) -> list[str]:
-    """Processes that have to do with a run's folder, and Ray's folders that were not there."""
-    found = [str(folder) for folder in set(Path("/tmp").glob("blend-ray-*")) - sessions]
-    for entry in Path("/proc").iterdir():
+def _facts(out: Path) -> dict[str, str]:
+    """Environment and command line of the processes that have to do with a run's folder."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
             facts = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
         except OSError:
             continue
         if str(out).encode() in facts and entry.name != str(os.getpid()):
-            found.append((entry / "cmdline").read_text().replace("\0", " "))
+            found[entry.name] = facts.decode(errors="replace")
     return found
+
+
+def _left(out: Path, scratch: set[Path]) -> list[str]:
+    """What is left of a run: its processes, and Ray's folder."""
+    return [*_facts(out).values(), *(str(folder) for folder in scratch if folder.exists())]
