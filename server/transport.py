@@ -54,7 +54,8 @@ class FlowerTransport:
         # Clients to send to, as soon as their node is there.
         due = set(requests)
         while (sent or due) and time.monotonic() < deadline:
-            online = set(self.grid.get_node_ids())
+            # Asked only while someone is due: `_joined` asks Flower the same in every pass.
+            online = set(self.grid.get_node_ids()) if due else set()
             for client in sorted(c for c in due if self.nodes[c] in online):
                 message_id = self._push(requests[client], self.nodes[client], deadline)
                 if message_id is not None:
