@@ -87,13 +87,13 @@ def _reference_loss(method: Blend, images: Tensor, labels: Tensor, tokens: Tenso
     visual = model.visual
     x = visual._embeds(images)
     for block, adapter in zip(visual.transformer.resblocks, method.vision.values(), strict=True):
-        x = block(x) + cast(ParallelAdapter, adapter).add_to_block(x, block.ln_1(x))
+        x = block(x) + cast(ParallelAdapter, adapter).to_output(x, block.ln_1(x))
     zeta = x[:, 0]
     general = visual.ln_post(zeta) @ visual.proj
     personal = (zeta + (method.proj(zeta) if method.proj is not None else 0)) @ visual.proj
     t = model.token_embedding(tokens) + model.positional_embedding
     for block, adapter in zip(model.transformer.resblocks, method.text.values(), strict=True):
-        added = cast(ParallelAdapter, adapter).add_to_block(t, block.ln_1(t))
+        added = cast(ParallelAdapter, adapter).to_output(t, block.ln_1(t))
         t = block(t, attn_mask=model.attn_mask) + added
     rows = torch.arange(len(tokens), device=tokens.device)
     text = F.normalize(model.ln_final(t)[rows, tokens.argmax(-1)] @ model.text_projection, dim=-1)

@@ -1,4 +1,4 @@
-"""Bottleneck adapters: up(ReLU(down(.))), parallel to a transformer block, scaled.
+"""Bottleneck adapters, and the places of a transformer block where an adapter may add.
 
 Source: METHODS section 10.1, eq. (2); gradient scaling as in section 8.
 """
@@ -6,14 +6,17 @@ Source: METHODS section 10.1, eq. (2); gradient scaling as in section 8.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from blend_core.errors import ConfigError
 from blend_core.randomness import torch_generator
 
-Fan = Literal["in", "out", "zero"]
+Fan = Literal["in", "out", "uniform", "zero"]
 
 
 class ScaleGradient(torch.autograd.Function):
@@ -42,18 +45,74 @@ def kaiming_linear(
 ) -> nn.Linear:
     """A linear layer [inputs] -> [outputs], Kaiming-normal with ReLU gain, bias 0.
 
-    std = sqrt(2 / fan); "zero" sets the weights to 0. The draw depends on (seed, name) alone.
+    std = sqrt(2 / fan); "uniform" draws from +-1/sqrt(inputs) instead, which is torch's default
+    for a linear layer (Kaiming-uniform with a = sqrt(5)); "zero" sets the weights to 0. The draw
+    depends on (seed, name) alone.
     """
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device="cpu")
     with torch.no_grad():
+        draws = torch_generator(seed, "init", name)
         if fan == "zero":
             layer.weight.zero_()
+        elif fan == "uniform":
+            bound = 1 / math.sqrt(inputs)
+            layer.weight.uniform_(-bound, bound, generator=draws)
         else:
             std = math.sqrt(2 / (inputs if fan == "in" else outputs))
-            layer.weight.normal_(0.0, std, generator=torch_generator(seed, "init", name))
+            layer.weight.normal_(0.0, std, generator=draws)
         if layer.bias is not None:
             layer.bias.zero_()
     return layer
+
+
+def require_rank(rank: int, widths: Mapping[str, int]) -> None:
+    """Raise `ConfigError` if a rank (`method.rank`) exceeds the width of a tower (by name)."""
+    tower = min(widths, key=widths.__getitem__)
+    if rank > widths[tower]:
+        raise ConfigError(
+            f"method.rank = {rank}: the {tower} tower is {widths[tower]} wide; choose 1 to "
+            f"{widths[tower]}"
+        )
+
+
+def dropout(x: Tensor, rate: float, draws: torch.Generator | None) -> Tensor:
+    """Set entries of x [...] to 0 with probability `rate`, divide the others by 1 - rate.
+
+    Without a generator, as in evaluation, x is returned. Draws are float32 on the generator's
+    device (the CPU), so the mask depends neither on the precision nor on the model's device.
+    """
+    if draws is None or rate == 0:
+        return x
+    kept = torch.rand(x.shape, generator=draws, device=draws.device) >= rate
+    return x * kept.to(x.device) / (1 - rate)
+
+
+class BlockAdapter:
+    """What may be added inside one frozen transformer block; by default nothing.
+
+    The tower calls each hook with x [B, T, d] (T = 1 in a last block that is computed for the
+    pooled token alone) and adds what comes back.
+    """
+
+    def to_attention(self, normed: Tensor, query_input: Tensor) -> tuple[Tensor, ...] | None:
+        """What is added to queries, keys and values.
+
+        Args:
+            normed: LN1 of the block input [B, T, d], from which keys and values come.
+            query_input: the tokens of it that ask [B, T or 1, d].
+
+        Returns:
+            Three tensors: like `query_input`, `normed` and `normed`; or None.
+        """
+        return None
+
+    def to_mlp(self, hidden: Tensor) -> Tensor | None:
+        """What is added beside the MLP, given the state after attention [B, T, d]."""
+        return None
+
+    def to_output(self, block_input: Tensor, normed: Tensor) -> Tensor | None:
+        """What is added to the block's output, given its input and LN1 of it, both [B, T, d]."""
+        return None
 
 
 class Bottleneck(nn.Module):
@@ -76,13 +135,16 @@ class Bottleneck(nn.Module):
         self.down = kaiming_linear(seed, f"{name}.down", width, rank, down, bias)
         self.up = kaiming_linear(seed, f"{name}.up", rank, width, up, bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x [..., width] to [..., width]."""
-        out: Tensor = self.up(torch.relu(self.down(x)))
+    def forward(self, x: Tensor, middle: nn.Module | None = None) -> Tensor:
+        """Map x [..., width] to [..., width], through a layer rank -> rank if there is one."""
+        hidden = torch.relu(self.down(x))
+        if middle is not None:
+            hidden = torch.relu(middle(hidden))
+        out: Tensor = self.up(hidden)
         return out
 
 
-class ParallelAdapter(Bottleneck):
+class ParallelAdapter(Bottleneck, BlockAdapter):
     """s * Bottleneck(LN1(x)) (tap "ln1") or s * Bottleneck(x) (tap "raw"), eq. (2).
 
     With gradient scaling the parameters receive 1/s times their true gradient, as if the branch
@@ -113,10 +175,32 @@ class ParallelAdapter(Bottleneck):
         self.tap = tap
         self.gradient_scaling = gradient_scaling
 
-    def add_to_block(self, block_input: Tensor, normed: Tensor) -> Tensor:
-        """Return what is added to the block's output; all [B, T, width]."""
+    def to_output(
+        self, block_input: Tensor, normed: Tensor, middle: nn.Module | None = None
+    ) -> Tensor:
+        """s times the branch, optionally through a middle layer; all [B, T, width]."""
         x = normed if self.tap == "ln1" else block_input
         if not self.gradient_scaling:
-            return self.scale * self.forward(x)
-        out = self.forward(scale_gradient(x, self.scale))
+            return self.scale * self.forward(x, middle)
+        out = self.forward(scale_gradient(x, self.scale), middle)
         return self.scale * scale_gradient(out, 1.0 / self.scale)
+
+
+def per_block(
+    adapters: Mapping[str, nn.Module] | Mapping[str, BlockAdapter], total: int
+) -> list[BlockAdapter | None]:
+    """One entry per block of a tower: its adapter, found by the block's number ("1" first)."""
+    found = [adapters.get(str(number)) for number in range(1, total + 1)]
+    return [cast(BlockAdapter | None, adapter) for adapter in found]
+
+
+@dataclass(frozen=True)
+class CoupledAdapter(BlockAdapter):
+    """A parallel adapter with a middle layer that it shares with the other tower (METHODS 8)."""
+
+    adapter: ParallelAdapter
+    middle: nn.Module
+
+    def to_output(self, block_input: Tensor, normed: Tensor) -> Tensor:
+        """s * up(ReLU(middle(ReLU(down(.))))), [B, T, width]."""
+        return self.adapter.to_output(block_input, normed, self.middle)

@@ -7,7 +7,8 @@ longest end-of-text position, and a last block that is computed for the pooled t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,15 +18,18 @@ import torch.nn.functional as F  # noqa: N812
 from open_clip.model import CLIP
 from open_clip.tokenizer import SimpleTokenizer
 from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from blend_core.config import BackboneConfig
+from blend_core.adapters import BlockAdapter
+from blend_core.config import BackboneConfig, Precision
 from blend_core.data.transforms import Preprocess
 from blend_core.errors import ConfigError
 from blend_core.weights import build_model, load_weights, preprocess_settings
 
-# What an adapter adds to a block's output: f(block input, LN1 of it), both [B, T, d].
-BlockAdapter = Callable[[Tensor, Tensor], Tensor]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# One per block of a tower.
 Adapters = Sequence[BlockAdapter | None] | None
 
 
@@ -51,35 +55,74 @@ class Backbone:
         name: the open_clip model name.
         model: the open_clip model, in eval mode, without gradients.
         preprocess: image size, mean, std and interpolation that the weights expect.
+        text_chunk: class prompts that pass through the text tower at a time.
+        dtype: of the matrix products; not float32: call `autocast` around the forward passes.
     """
 
-    def __init__(self, name: str, model: CLIP, preprocess: Preprocess) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: CLIP,
+        preprocess: Preprocess,
+        text_chunk: int = 256,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.name = name
         self.model = model
         self.preprocess = preprocess
+        self.text_chunk = text_chunk
+        self.dtype = dtype
         self.context_length = int(model.context_length)
         self._tokenizer = SimpleTokenizer(context_length=self.context_length)
         _refuse_unknown_text_tower(name, model)
 
     @classmethod
-    def load(cls, config: BackboneConfig, device: str | torch.device = "cpu") -> Backbone:
-        """Load weights onto a device. Raises `ConfigError` with one line that says how to mend."""
+    def load(
+        cls,
+        config: BackboneConfig,
+        device: str | torch.device = "cpu",
+        precision: Precision = "fp32",
+    ) -> Backbone:
+        """Load weights onto a device, those of matrix products in the precision's dtype.
+
+        Raises:
+            ConfigError: one line that says how to mend.
+        """
         model = build_model(config)
         load_weights(model, config)
         model.to(device)
-        return cls(config.name, model, Preprocess(**preprocess_settings(config, model)))
+        dtype = DTYPES[precision]
+        preprocess = Preprocess(**preprocess_settings(config, model))
+        if dtype != torch.float32:
+            _cast_products(model, dtype)
+        return cls(config.name, model, preprocess, config.text_chunk, dtype)
 
     @classmethod
     def describe(cls, config: BackboneConfig) -> Backbone:
         """The model without weights (meta device): enough for names and shapes of a method."""
         model = build_model(config)
-        return cls(config.name, model, Preprocess(**preprocess_settings(config, model)))
+        preprocess = Preprocess(**preprocess_settings(config, model))
+        return cls(config.name, model, preprocess, config.text_chunk)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         device: torch.device = self.model.logit_scale.device
         return device
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Run matrix products in `dtype`; everything else, and what is trained, stays float32."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def logits(self, features: Tensor, text: Tensor) -> Tensor:
+        """tau <features, text> in float32 whatever the precision: [B, C] of [B, d_e], [C, d_e].
+
+        METHODS eq. (0), for features that are normalised where the method wants them so.
+        """
+        with torch.autocast(features.device.type, enabled=False):
+            return self.temperature * features.float() @ text.float().T
 
     @property
     def vision_width(self) -> int:
@@ -108,7 +151,7 @@ class Backbone:
 
     @property
     def temperature(self) -> Tensor:
-        """exp(logit_scale), a scalar: 100 for the OpenAI weights."""
+        """tau = exp(logit_scale), a scalar: 100 for the OpenAI weights."""
         temperature: Tensor = self.model.logit_scale.exp().reshape(())
         return temperature
 
@@ -162,21 +205,32 @@ class Backbone:
 
         Args:
             images: normalised images [B, 3, S, S].
-            adapters: one per block (or None), added to the block's output.
+            adapters: one per block (or None).
 
         Returns:
             zeta [B, d_v] (METHODS 10.2).
         """
-        visual = self.model.visual
-        x = visual.conv1(images).flatten(2).transpose(1, 2)
-        first = visual.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1)
-        x = torch.cat([first, x], dim=1) + visual.positional_embedding.to(x.dtype)
-        x = visual.ln_pre(x)
+        x = self._embed_image(images)
         pooled = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-        return _tower(visual.transformer.resblocks, x, adapters, pooled, causal=False)
+        blocks = self.model.visual.transformer.resblocks
+        return _tower(blocks, x, adapters, pooled, causal=False).squeeze(1)
+
+    def encode_patches(self, images: Tensor) -> Tensor:
+        """Patch tokens [B, M, d_v] after the last block, without the class token."""
+        x = self._embed_image(images)
+        return _tower(self.model.visual.transformer.resblocks, x, None, None, causal=False)[:, 1:]
+
+    def _embed_image(self, images: Tensor) -> Tensor:
+        """Class token and patches with their positions, [B, 1 + M, d_v]."""
+        visual = self.model.visual
+        first = visual.class_embedding
+        x = visual.conv1(images).flatten(2).transpose(1, 2).to(first.dtype)
+        x = torch.cat([first.expand(x.shape[0], 1, -1), x], dim=1) + visual.positional_embedding
+        embedded: Tensor = visual.ln_pre(x)
+        return embedded
 
     def project_image(self, zeta: Tensor, norm: bool = True) -> Tensor:
-        """Map class tokens [B, d_v] into the joint space [B, d_e], by default after LN_post."""
+        """Map image tokens [..., d_v] into the joint space [..., d_e], by default after LN_post."""
         visual = self.model.visual
         projected: Tensor = (visual.ln_post(zeta) if norm else zeta) @ visual.proj
         return projected
@@ -188,14 +242,112 @@ class Backbone:
         features: Tensor = self.model.visual(images)
         return features
 
-    def encode_text(self, classes: Classes, adapters: Adapters = None) -> Tensor:
-        """Text features [C, d_e] of the class prompts, not normalised."""
-        model = self.model
-        x = model.token_embedding(classes.tokens)
-        x = x + model.positional_embedding[: x.shape[1]].to(x.dtype)
-        x = _tower(model.transformer.resblocks, x, adapters, classes.end, causal=True)
-        features: Tensor = model.ln_final(x) @ model.text_projection
-        return features
+    def encode_text(
+        self,
+        classes: Classes,
+        adapters: Adapters = None,
+        draws: torch.Generator | None = None,
+        change: Tensor | None = None,
+    ) -> Tensor:
+        """Text features [C, d_e] of the class prompts, not normalised; see `encode_embeddings`."""
+        embeddings = self.model.token_embedding(classes.tokens)
+        return self.encode_embeddings(embeddings, classes.end, adapters, draws, change)
+
+    def encode_embeddings(
+        self,
+        embeddings: Tensor,
+        end: Tensor,
+        adapters: Adapters = None,
+        draws: torch.Generator | None = None,
+        change: Tensor | None = None,
+    ) -> Tensor:
+        """Text features [C, d_e] of token embeddings, not normalised.
+
+        At most `text_chunk` prompts pass through the tower at a time. If there are more and a
+        gradient is wanted, a chunk's activations are computed again in the backward pass, so
+        that memory does not grow with the number of classes.
+
+        Args:
+            embeddings: of the tokens, [C, L, d_t], without positions.
+            end: position of each prompt's end-of-text token, int64 [C].
+            adapters: one per block (or None).
+            draws: the generator that adapters draw from, if they do; it is wound back when a
+                chunk is computed again.
+            change: added to the frozen text projection [d_t, d_e].
+        """
+        if embeddings.shape[1] > self.context_length:
+            raise ConfigError(
+                f"a prompt of {embeddings.shape[1]} tokens, {self.name} takes "
+                f"{self.context_length}; shorten the learned context or the class names"
+            )
+
+        def encode(x: Tensor, pooled: Tensor) -> Tensor:
+            model = self.model
+            x = x + model.positional_embedding[: x.shape[1]]
+            x = _tower(model.transformer.resblocks, x, adapters, pooled, causal=True).squeeze(1)
+            projection = model.text_projection
+            features: Tensor = model.ln_final(x) @ (
+                projection if change is None else projection + change
+            )
+            return features
+
+        chunks = list(
+            zip(embeddings.split(self.text_chunk), end.split(self.text_chunk), strict=True)
+        )
+        if len(chunks) == 1:
+            return encode(*chunks[0])
+        if not torch.is_grad_enabled():
+            return torch.cat([encode(*chunk) for chunk in chunks])
+        return torch.cat(
+            [
+                checkpoint(
+                    encode,
+                    *chunk,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                    context_fn=lambda: (
+                        (nullcontext(), nullcontext()) if draws is None else _wound_back(draws)
+                    ),
+                )
+                for chunk in chunks
+            ]
+        )
+
+
+def _wound_back(
+    draws: torch.Generator,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts of a pass and of its repetition, in which the generator draws the same again."""
+    state: list[Tensor] = []
+
+    @contextmanager
+    def first() -> Iterator[None]:
+        state.append(draws.get_state())
+        yield
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        now = draws.get_state()
+        draws.set_state(state[0])
+        try:
+            yield
+        finally:
+            draws.set_state(now)
+
+    return first(), again()
+
+
+def _cast_products(model: CLIP, dtype: torch.dtype) -> None:
+    """Keep the weights of matrix products in `dtype`, so that no step has to cast them."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.to(dtype)
+        elif isinstance(module, nn.MultiheadAttention):
+            module.in_proj_weight.data = module.in_proj_weight.data.to(dtype)
+            module.in_proj_bias.data = module.in_proj_bias.data.to(dtype)
+    for matrix in (getattr(model.visual, "proj", None), model.text_projection):
+        if isinstance(matrix, nn.Parameter):
+            matrix.data = matrix.data.to(dtype)
 
 
 def _refuse_unknown_text_tower(name: str, model: Any) -> None:
@@ -217,14 +369,14 @@ def _tower(
     blocks: Sequence[ResidualAttentionBlock],
     x: Tensor,
     adapters: Adapters,
-    pooled: Tensor,
+    pooled: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    """Run the blocks on x [B, T, d] and return the token at `pooled` [B] of the last: [B, d]."""
+    """Run the blocks on x [B, T, d]: all tokens, or the token at `pooled` [B] alone, [B, 1, d]."""
     modules = [None] * len(blocks) if adapters is None else list(adapters)
     for block, adapter in zip(blocks[:-1], modules[:-1], strict=True):
         x = _block(block, x, adapter, None, causal)
-    return _block(blocks[-1], x, modules[-1], pooled, causal).squeeze(1)
+    return _block(blocks[-1], x, modules[-1], pooled, causal)
 
 
 def _block(
@@ -234,7 +386,7 @@ def _block(
     rows: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    """One pre-norm block, Block(x) + adapter(x, LN1(x)) (METHODS 0.1 and eq. 2).
+    """One pre-norm block with what its adapter adds (METHODS 0.1, eq. 2 and section 11).
 
     With `rows` [B], only that token of each sequence is computed: [B, 1, d].
     """
@@ -255,6 +407,9 @@ def _block(
     else:
         query = F.linear(query_input, weight[:d], bias[:d])
         key, value = F.linear(normed, weight[d:], bias[d:]).chunk(2, dim=-1)
+    added = adapter.to_attention(normed, query_input) if adapter is not None else None
+    if added is not None:
+        query, key, value = query + added[0], key + added[1], value + added[2]
     heads = attention.num_heads
     mixed = F.scaled_dot_product_attention(
         _split(query, heads),
@@ -266,7 +421,10 @@ def _block(
     mixed = mixed.transpose(1, 2).flatten(2)
     hidden = x + block.ls_1(attention.out_proj(mixed))
     out: Tensor = hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
-    return out if adapter is None else out + adapter(x, query_input)
+    if adapter is not None:
+        for more in (adapter.to_mlp(hidden), adapter.to_output(x, query_input)):
+            out = out if more is None else out + more
+    return out
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

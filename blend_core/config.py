@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 
 from blend_core.errors import ConfigError, one_line
 
+Precision = Literal["fp32", "bf16", "fp16"]
+
 
 class Section(BaseModel):
     """A group of settings: immutable, no unknown keys, no silent casts such as "3" to 3."""
@@ -46,6 +48,13 @@ class BackboneConfig(Section):
         None,
         description="force QuickGELU on or off; unset: as the model's description says, and "
         "OpenAI weights without it are refused",
+    )
+    text_chunk: int = Field(
+        256,
+        ge=1,
+        le=1_000_000,
+        description="class prompts that pass through the text tower at a time; with more classes "
+        "training computes their activations twice and needs no more memory",
     )
 
 
@@ -117,11 +126,26 @@ class TrainConfig(Section):
     """One local update."""
 
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="fresh in every local update")
-    lr: float = Field(0.0015, gt=0.0, le=10.0, description="learning rate, constant")
+    lr: float = Field(0.0015, gt=0.0, le=10.0, description="learning rate")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant",
+        description="cosine: from lr to 0 over all rounds, a function of round and step alone",
+    )
     weight_decay: float = Field(5e-4, ge=0.0, le=1.0, description="weight decay")
     momentum: float = Field(0.9, ge=0.0, lt=1.0, description="sgd only")
     batch_size: int = Field(16, ge=1, le=65536, description="images per step; last batch is kept")
     local_epochs: int = Field(1, ge=1, le=1000, description="passes over the client's images")
+    local_steps: int | None = Field(
+        None, ge=1, le=1_000_000, description="steps of a local update, instead of local_epochs"
+    )
+    clip_norm: float | None = Field(
+        None, gt=0.0, le=1e6, description="largest L2 norm of a step's gradient; unset: any"
+    )
+    precision: Precision = Field(
+        "fp32",
+        description="of matrix products, in training and evaluation; what is trained, its "
+        "optimiser and the logits stay fp32",
+    )
     crop_scale: float = Field(
         0.08,
         gt=0.0,
@@ -148,6 +172,16 @@ class ServerConfig(Section):
     """How the server samples and waits."""
 
     fraction: float = Field(1.0, gt=0.0, le=1.0, description="share of clients in a round")
+    full_first_round: bool | None = Field(
+        None,
+        description="ask all clients in round 1, whatever the fraction; unset: if the method has "
+        "private tensors",
+    )
+    aggregate_stale: bool = Field(
+        False,
+        description="average over the newest upload of every client, not over the round's "
+        "clients only",
+    )
     min_replies: int = Field(1, ge=1, description="accepted replies a round needs")
     formation_timeout: float = Field(
         300.0, gt=0.0, le=604800.0, description="seconds to wait for all clients to join"

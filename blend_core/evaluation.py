@@ -53,10 +53,12 @@ def _predict(method: Method, part: Labelled, classes: Classes, batch_size: int) 
     """Index of the best class of every image, int64 [n]."""
     if not part.images:
         return torch.zeros(0, dtype=torch.long)
-    text = method.text_features(classes)
-    preprocess, device = method.backbone.preprocess, method.backbone.device
+    backbone = method.backbone
     found = []
-    for start in range(0, len(part.images), batch_size):
-        pixels = torch.stack(part.images[start : start + batch_size])
-        found.append(method.scores(normalise(pixels, preprocess, device), text).argmax(-1).cpu())
+    with backbone.autocast():
+        text = method.text_features(classes)
+        for start in range(0, len(part.images), batch_size):
+            pixels = torch.stack(part.images[start : start + batch_size])
+            images = normalise(pixels, backbone.preprocess, backbone.device)
+            found.append(method.scores(images, text, classes).argmax(-1).cpu())
     return torch.cat(found)

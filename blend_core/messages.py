@@ -1,7 +1,7 @@
 """What server and sites say to each other: requests, replies, and their bytes.
 
 A message is a JSON header (small facts and the layout of the tensors) plus one flat float32
-vector with all shared tensors in sorted name order. One vector instead of one object per tensor
+vector with all tensors in sorted name order. One vector instead of one object per tensor
 because Flower moves every array as its own object over several hops, and because norms, means
 and noise act on the vector as a whole. This module imports neither torch nor Flower: the thin
 ClientApp loads it in every message's process.
@@ -30,6 +30,9 @@ MAX_HEADER = 4_000_000
 # Tensors are float32; the others are told apart so that the guard can name a wrong one.
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 
+# In front of the names of a request's payload, in its layout.
+_PAYLOAD = "payload/"
+
 # numpy's own file header in front of the vector, as Flower ships it (np.save, format 1.0).
 ARRAY_HEADER_BYTES = 128
 
@@ -51,6 +54,7 @@ class Request:
         evaluate: evaluate the received model before training.
         last_round: newest round of this client that the server has accepted; 0 if none.
         shared: the current shared tensors by name.
+        payload: tensors for this client alone, of methods that send such (pFedMoAP).
     """
 
     kind: Kind
@@ -60,7 +64,13 @@ class Request:
     evaluate: bool = False
     last_round: int = 0
     shared: Tensors = field(default_factory=dict)
+    payload: Tensors = field(default_factory=dict)
     version: str = __version__
+
+    @property
+    def tensors(self) -> Tensors:
+        """All tensors that travel, by name; those of the payload start with "payload/"."""
+        return {**self.shared, **{f"{_PAYLOAD}{n}": v for n, v in self.payload.items()}}
 
     def pack(self) -> tuple[str, FloatArray]:
         """Return (JSON header, flat float32 vector)."""
@@ -69,7 +79,10 @@ class Request:
     @classmethod
     def unpack(cls, header: str, vector: FloatArray) -> Request:
         """Inverse of `pack`. Raises `MessageError`."""
-        return cls(**_unpack(header, vector, _REQUEST_TYPES))
+        fields, tensors = _unpack(header, vector, _REQUEST_TYPES)
+        payload = {n: tensors.pop(n) for n in sorted(tensors) if n.startswith(_PAYLOAD)}
+        payload = {n.removeprefix(_PAYLOAD): v for n, v in payload.items()}
+        return cls(**fields, shared=tensors, payload=payload)
 
 
 @dataclass
@@ -96,6 +109,11 @@ class Reply:
     exit_code: int = 1
     shared: Tensors = field(default_factory=dict)
 
+    @property
+    def tensors(self) -> Tensors:
+        """All tensors that travel, by name."""
+        return self.shared
+
     def pack(self) -> tuple[str, FloatArray]:
         """Return (JSON header, flat float32 vector)."""
         return _pack(self)
@@ -103,7 +121,8 @@ class Reply:
     @classmethod
     def unpack(cls, header: str, vector: FloatArray) -> Reply:
         """Inverse of `pack`. Raises `MessageError`."""
-        return cls(**_unpack(header, vector, _REPLY_TYPES))
+        fields, tensors = _unpack(header, vector, _REPLY_TYPES)
+        return cls(**fields, shared=tensors)
 
 
 def failure(request_kind: Kind, round: int, client: str, error: Exception) -> Reply:
@@ -130,13 +149,13 @@ def flatten(tensors: Mapping[str, npt.NDArray[Any]]) -> FloatArray:
 
 
 def _pack(message: Request | Reply) -> tuple[str, FloatArray]:
-    return header_of(message), flatten(message.shared)
+    return header_of(message), flatten(message.tensors)
 
 
 def header_of(message: Request | Reply) -> str:
     """The JSON header of a message: everything but the values of its tensors."""
-    tensors = message.shared
-    fields = {k: v for k, v in vars(message).items() if k != "shared"}
+    tensors = message.tensors
+    fields = {k: v for k, v in vars(message).items() if k not in ("shared", "payload")}
     # The dtype travels as it is, so that the guard sees a wrong one instead of a silent cast.
     layout = {n: [str(tensors[n].dtype), list(tensors[n].shape)] for n in sorted(tensors)}
     return json.dumps({**fields, "layout": layout})
@@ -166,7 +185,7 @@ _REPLY_TYPES: dict[str, type | tuple[type, ...]] = {
 
 def _unpack(
     header: str, vector: FloatArray, types: Mapping[str, type | tuple[type, ...]]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Tensors]:
     """Fields and tensors of a message; nothing that came over the wire is believed unchecked."""
     try:
         if len(header) > MAX_HEADER:
@@ -189,7 +208,7 @@ def _unpack(
             raise ValueError(f"kind is {fields['kind'][:80]!r}")
         if fields.get("error") == "":
             raise ValueError("its error has no text")
-        return {**fields, "shared": _unflatten(layout, vector)}
+        return fields, _unflatten(layout, vector)
     except Exception as error:  # Whatever the bytes were, they are no message of ours.
         raise MessageError(f"malformed message: {one_line(str(error), 300)}") from error
 

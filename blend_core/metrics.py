@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Metrics of the two protocols; Per. and Local, Gen. and Novel are the same measurement.
-METRICS = ("per", "gen", "hmean", "local", "base", "novel", "hm")
+METRIC_NAMES = {
+    "per": "Per.",
+    "gen": "Gen.",
+    "hmean": "H-Mean",
+    "local": "Local",
+    "base": "Base",
+    "novel": "Novel",
+    "hm": "HM",
+}
+METRICS = tuple(METRIC_NAMES)
 
 
 def percent(count: Sequence[int]) -> float | None:

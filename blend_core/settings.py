@@ -43,12 +43,12 @@ def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:
         listed = isinstance(value, str) and value.startswith("[")
         given[key] = _yaml_value(value, key) if listed else value
     preset = settings.get("preset")
-    return parse_experiment(_override(_read_yaml(str(preset)) if preset else {}, given))
+    return parse_experiment(_override(read_yaml(str(preset)) if preset else {}, given))
 
 
-def preset_names() -> list[str]:
-    """Names of the experiments that come with the package."""
-    folder = resources.files("blend_core") / "configs"
+def preset_names(kind: str = "configs") -> list[str]:
+    """Names of the experiments that come with the package, or of its grids (kind "sweeps")."""
+    folder = resources.files("blend_core") / kind
     return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
@@ -69,7 +69,7 @@ def load_experiment(source: str | None, overrides: Sequence[str] = ()) -> Experi
             raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
         settings[key.strip()] = _yaml_value(value, f"--set {text}")
     return _with_full_paths(
-        parse_experiment(_override(_read_yaml(source or "quickstart"), settings))
+        parse_experiment(_override(read_yaml(source or "quickstart"), settings))
     )
 
 
@@ -104,15 +104,24 @@ def _override(data: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, An
     return data
 
 
-def _read_yaml(source: str) -> dict[str, Any]:
-    preset = resources.files("blend_core") / "configs" / f"{source}.yaml"
-    if source in preset_names():
+def read_yaml(source: str, kind: str = "configs") -> dict[str, Any]:
+    """The mapping in a YAML file or in a preset.
+
+    Args:
+        source: name of a preset of this kind, or path of a file.
+        kind: "configs" (experiments) or "sweeps" (grids).
+
+    Raises:
+        ConfigError: no such file, not YAML, or no mapping.
+    """
+    preset = resources.files("blend_core") / kind / f"{source}.yaml"
+    names = preset_names(kind)
+    if source in names:
         text = preset.read_text(encoding="utf-8")
     else:
         path = Path(source)
         if not path.is_file():
-            names = ", ".join(preset_names())
-            raise ConfigError(f"{source}: no such file, and not a preset ({names})")
+            raise ConfigError(f"{source}: no such file, and not a preset ({', '.join(names)})")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

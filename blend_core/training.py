@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from blend_core.backbone import Classes
 from blend_core.config import TrainConfig
@@ -23,6 +26,7 @@ def local_update(
     seed: int,
     client: str,
     round: int,
+    rounds: int,
 ) -> dict[str, float]:
     """Train `method` in place with a fresh optimiser; nothing is carried to the next round.
 
@@ -32,53 +36,104 @@ def local_update(
     Args:
         method: holds the round's shared and the client's private tensors.
         data: the client's images; at least one training image.
-        classes: prompts of `data.base_names`.
+        classes: the method's constants of `data.base_names`.
         config: optimiser, batch, epochs, augmentation.
         seed: the run's seed.
         client: the client's name.
         round: the round's number, from 1.
+        rounds: number of rounds of the run, over which a cosine schedule falls.
 
     Returns:
-        Means over all images of "loss" and its parts, and the number of "steps".
+        Means over all images of "loss" and its parts, and the number of "steps"; with fp16 also
+        "skipped_steps", whose gradient overflowed.
 
     Raises:
         RunError: the loss is not finite; names client, round and step.
     """
+    backbone, preprocess = method.backbone, method.backbone.preprocess
     optimizer = _optimizer(method, config)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    half = config.precision == "fp16"
+    # The default first scale, 65536, is meant to be found by skipping steps over a long training;
+    # a local update has few steps and a fresh scaler.
+    scaler = torch.amp.GradScaler(backbone.device.type, init_scale=256.0, enabled=half)
     images, labels = data.train.images, data.train.labels
-    preprocess, device = method.backbone.preprocess, method.backbone.device
+    per_epoch = math.ceil(len(images) / config.batch_size)
+    steps = config.local_steps or config.local_epochs * per_epoch
     sums: dict[str, float] = defaultdict(float)
-    steps = 0
-    for epoch in range(config.local_epochs):
+    seen = skipped = 0
+    method.draws = torch_generator(seed, "method", client, round)
+    for step, (batch, draws) in enumerate(
+        _batches(len(images), steps, config.batch_size, seed, client, round)
+    ):
+        chosen = [images[i] for i in batch.tolist()]
+        pixels = augment(chosen, preprocess, config.crop_scale, config.flip, draws)
+        with backbone.autocast():
+            losses = method.loss(
+                normalise(pixels, preprocess, backbone.device),
+                labels[batch].to(backbone.device),
+                classes,
+            )
+        if not torch.isfinite(losses["loss"]):
+            raise RunError(
+                f"{client}: the loss is {losses['loss'].item()} in round {round}, step "
+                f"{step + 1}; lower train.lr (now {config.lr})"
+            )
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * _decay(config, round, step, rounds, steps)
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(losses["loss"]).backward()
+        if config.clip_norm is not None:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
+        scaler.step(optimizer)
+        scale = scaler.get_scale()
+        scaler.update()
+        skipped += scaler.get_scale() < scale
+        for name, value in losses.items():
+            sums[name] += value.item() * len(batch)
+        seen += len(batch)
+    method.draws = None
+    means = {name: total / seen for name, total in sums.items()}
+    return {**means, "steps": steps, **({"skipped_steps": skipped} if half else {})}
+
+
+def _batches(
+    count: int, steps: int, size: int, seed: int, client: str, round: int
+) -> Iterator[tuple[Tensor, torch.Generator]]:
+    """Indices of each step's images and the generator of their augmentation.
+
+    Every epoch visits all images in a new order; its last batch may be smaller.
+    """
+    epoch = step = 0
+    while True:
         order = torch.randperm(
-            len(images), generator=torch_generator(seed, "shuffle", client, round, epoch)
+            count, generator=torch_generator(seed, "shuffle", client, round, epoch)
         )
         draws = torch_generator(seed, "augment", client, round, epoch)
-        for batch in order.split(config.batch_size):
-            chosen = [images[i] for i in batch.tolist()]
-            pixels = augment(chosen, preprocess, config.crop_scale, config.flip, draws)
-            losses = method.loss(
-                normalise(pixels, preprocess, device), labels[batch].to(device), classes
-            )
-            if not torch.isfinite(losses["loss"]):
-                raise RunError(
-                    f"{client}: the loss is {losses['loss'].item()} in round {round}, step "
-                    f"{steps + 1}; lower train.lr (now {config.lr})"
-                )
-            optimizer.zero_grad(set_to_none=True)
-            losses["loss"].backward()
-            optimizer.step()
-            steps += 1
-            for name, value in losses.items():
-                sums[name] += value.item() * len(batch)
-    seen = config.local_epochs * len(images)
-    return {**{name: total / seen for name, total in sums.items()}, "steps": steps}
+        for batch in order.split(size):
+            if step == steps:
+                return
+            yield batch, draws
+            step += 1
+        epoch += 1
+
+
+def _decay(config: TrainConfig, round: int, step: int, rounds: int, steps: int) -> float:
+    """Factor of the learning rate in a step (from 0) of a round (from 1)."""
+    if config.schedule == "constant":
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * (round - 1 + step / steps) / rounds))
 
 
 def _optimizer(method: Method, config: TrainConfig) -> torch.optim.Optimizer:
-    trainable = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    by_rate: dict[float, list[Tensor]] = defaultdict(list)
+    for name, parameter in method.named_parameters():
+        if parameter.requires_grad:
+            by_rate[method.learning_rate(name, config.lr)].append(parameter)
+    groups = [
+        {"params": tensors, "lr": rate, "initial_lr": rate} for rate, tensors in by_rate.items()
+    ]
     if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            trainable, config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-        )
-    return torch.optim.AdamW(trainable, config.lr, weight_decay=config.weight_decay)
+        return torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(groups, weight_decay=config.weight_decay)

@@ -108,7 +108,8 @@ def weights_sha256(model: CLIP) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        # As bytes, because NumPy knows no bfloat16.
+        digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -17,7 +17,7 @@ import torch
 
 from blend_core import __version__
 from blend_core.backbone import Backbone, Classes
-from blend_core.config import BackboneConfig, Experiment, parse_experiment
+from blend_core.config import BackboneConfig, Experiment, Precision, parse_experiment
 from blend_core.data import ClientData, load_client_data
 from blend_core.errors import BlendError, ConfigError, SiteError, described
 from blend_core.evaluation import Counts, evaluate
@@ -30,6 +30,9 @@ from blend_core.weights import weights_sha256
 from client.site import Site
 
 logger = logging.getLogger("blend.node")
+
+# In front of the names of a client's own newest upload, in its generations.
+UPLOAD = "upload/"
 
 # How often this process has loaded a backbone; the results prove that it was once.
 backbone_loads = 0
@@ -80,13 +83,15 @@ class Node:
             loaded.experiment.seed,
             self.site.name,
             request.round,
+            loaded.experiment.rounds,
         )
         statistics["train_span"] = [start, time.time()]
-        private = snapshot(method.private())
+        private, shared = snapshot(method.private()), snapshot(method.shared())
+        kept = {f"{UPLOAD}{n}": v for n, v in shared.items()} if method.keeps_uploads else {}
         # Durable before the reply: the server may commit the round as soon as it hears of it.
-        self.generations.save(request.round, private, loaded.state_header)
+        self.generations.save(request.round, {**private, **kept}, loaded.state_header)
         statistics["private_sha256"] = tensors_sha256(private)
-        return self._reply(request, loaded, statistics, snapshot(method.shared()))
+        return self._reply(request, loaded, statistics, shared)
 
     def evaluate(self, request: Request) -> Reply:
         """Evaluate the newest shared part with this client's own private part."""
@@ -99,16 +104,20 @@ class Node:
     def join(self, request: Request) -> Reply:
         """Load everything, say how many images there are and how zero-shot CLIP does on them."""
         loaded = self._load(request)
-        zero_shot = build_method(config_class("zero-shot")(name="zero-shot"), loaded.backbone, 0)
-        return self._reply(request, loaded, self._evaluate(loaded, zero_shot))
+        return self._reply(request, loaded, self._evaluate(loaded, loaded.zero_shot))
 
     def _enter_round(self, request: Request, loaded: _Loaded) -> None:
         """Put the received shared part and this client's newest private part into the model."""
+        state = self._state(request, loaded)
+        upload = {n.removeprefix(UPLOAD): v for n, v in state.items() if n.startswith(UPLOAD)}
         restore(loaded.method.shared(), request.shared)
-        restore(loaded.method.private(), self._private(request, loaded))
+        restore(
+            loaded.method.private(), {n: v for n, v in state.items() if not n.startswith(UPLOAD)}
+        )
+        loaded.method.receive(request.payload, upload)
 
-    def _private(self, request: Request, loaded: _Loaded) -> Tensors:
-        """The private tensors of the newest generation before this round.
+    def _state(self, request: Request, loaded: _Loaded) -> Tensors:
+        """The newest generation before this round: private tensors and, if kept, the upload.
 
         Raises:
             SiteError: they are damaged, lost, or were made by another method.
@@ -135,12 +144,10 @@ class Node:
 
     def _evaluate(self, loaded: _Loaded, method: Method) -> dict[str, Any]:
         start = time.time()
+        own = method is loaded.method
+        base, new = (loaded.base, loaded.new) if own else loaded.classes(method)
         counts: Counts = evaluate(
-            method,
-            loaded.data,
-            loaded.base,
-            loaded.new,
-            loaded.experiment.evaluation.batch_size,
+            method, loaded.data, base, new, loaded.experiment.evaluation.batch_size
         )
         return {"counts": counts, "evaluate_span": [start, time.time()]}
 
@@ -179,7 +186,9 @@ class _Loaded:
     def __init__(self, experiment: Experiment, site: Site) -> None:
         self.experiment = experiment
         torch.set_num_threads(experiment.train.threads)
-        self.backbone = _backbone(experiment.backbone.model_dump_json(), _device(experiment))
+        self.backbone = _backbone(
+            experiment.backbone.model_dump_json(), _device(experiment), experiment.train.precision
+        )
         self.data: ClientData = load_client_data(
             experiment,
             site.name,
@@ -189,14 +198,11 @@ class _Loaded:
             self.backbone.preprocess,
         )
         self.train_images = len(self.data.train.images)
-        template = experiment.data.template
-        try:
-            self.base: Classes = self.backbone.tokenize(self.data.base_names, template)
-            new = self.data.new_names
-            self.new: Classes | None = self.backbone.tokenize(new, template) if new else None
-        except ConfigError as error:  # The names are the site's, not the server's.
-            raise SiteError(f"E11 {error}") from None
         self.method = build_method(experiment.method, self.backbone, experiment.seed)
+        zero_shot = config_class("zero-shot")(name="zero-shot")
+        self.zero_shot = build_method(zero_shot, self.backbone, experiment.seed)
+        self.base, self.new = self.classes(self.method)
+        self.method.observe(self.data, self.base)
         self.initial_private = snapshot(self.method.private())
         settings = experiment.method.model_dump_json().encode()
         # What a private state belongs to; see `Node._private`.
@@ -205,6 +211,19 @@ class _Loaded:
             "settings of the method": hashlib.sha256(settings).hexdigest(),
             "backbone": _backbone_sha256(self.backbone),
         }
+
+    def classes(self, method: Method) -> tuple[Classes, Classes | None]:
+        """The method's constants of the base and the new classes.
+
+        Raises:
+            SiteError: a class name is too long.
+        """
+        template, new = self.experiment.data.template, self.data.new_names
+        try:
+            base = method.tokenize(self.data.base_names, template)
+            return base, method.tokenize(new, template) if new else None
+        except ConfigError as error:  # The names are the site's, not the server's.
+            raise SiteError(f"E11 {error}") from None
 
 
 def _device(experiment: Experiment) -> str:
@@ -217,12 +236,12 @@ def _device(experiment: Experiment) -> str:
 
 
 @lru_cache(maxsize=1)
-def _backbone(config: str, device: str) -> Backbone:
+def _backbone(config: str, device: str, precision: Precision) -> Backbone:
     """The backbone, shared by all clients of this process (they never change it)."""
     global backbone_loads
 
     backbone_loads += 1
-    return Backbone.load(BackboneConfig.model_validate_json(config), device)
+    return Backbone.load(BackboneConfig.model_validate_json(config), device, precision)
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from blend_core.config import Experiment
-from blend_core.methods import config_class, method_names
+from blend_core.methods import BUILT_IN, config_class
 from blend_core.settings import CARRIER_KEYS
 from deploy.engine import COMPONENTS
 
@@ -37,10 +37,15 @@ def app_config() -> str:
     lines = [HEAD + components, "[tool.flwr.app.config]"]
     lines += [f'{key} = "{"quickstart" if key == "preset" else ""}"' for key in CARRIER_KEYS]
     known: dict[str, str] = dict(_settings(Experiment, ""))
-    for name in method_names():
+    owners: dict[str, list[str]] = {}
+    for name in BUILT_IN:
         for key, text in _settings(config_class(name), "method."):
-            known.setdefault(key, f"{name}: {text}" if key != "method.name" else text)
-    lines += [f"{key} = {SET.get(key, EMPTY)} # {text}" for key, text in known.items()]
+            known.setdefault(key, text)
+            owners.setdefault(key, []).append(name)
+    del owners["method.name"]
+    for key, text in known.items():
+        of = f"{', '.join(owners[key])}: " if key in owners else ""
+        lines.append(f"{key} = {SET.get(key, EMPTY)} # {of}{text}")
     return "\n".join(lines) + "\n"
 
 

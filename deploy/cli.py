@@ -20,7 +20,10 @@ from rich.console import Console
 from blend_core import __version__
 from blend_core.errors import BlendError, ConfigError, RunError
 from deploy.bench import bench
+from deploy.compare import compare
+from deploy.reproduce import reproduce
 from deploy.signals import Interrupted, interruptible, uninterrupted
+from deploy.sweep import sweep
 
 if TYPE_CHECKING:
     from blend_core.config import Experiment
@@ -38,6 +41,9 @@ app = typer.Typer(
 )
 
 app.add_typer(bench)
+app.command()(sweep)
+app.command()(compare)
+app.command()(reproduce)
 
 STARTED = time.time()
 
@@ -162,8 +168,8 @@ def show(folder: Path, console: Console) -> None:
     Raises:
         RunError: there are no results.
     """
+    from blend_core.report.runs import RESULTS
     from deploy.table import print_results
-    from server.results import RESULTS
 
     path = folder / RESULTS
     try:

@@ -9,17 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from blend_core.metrics import client_metrics
+from blend_core.metrics import METRIC_NAMES, client_metrics
 
-COLUMNS = {
-    "per": "Per.",
-    "gen": "Gen.",
-    "hmean": "H-Mean",
-    "local": "Local",
-    "base": "Base",
-    "novel": "Novel",
-    "hm": "HM",
-}
 DASH = "-"
 
 Results = Mapping[str, Any]
@@ -62,7 +53,7 @@ def metrics_table(blocks: Mapping[str, Results]) -> Table:
     """
     table = Table()
     table.add_column("", overflow="fold", min_width=9, max_width=18)
-    for heading in COLUMNS.values():
+    for heading in METRIC_NAMES.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for name, block in blocks.items():
         table.add_section()
@@ -89,7 +80,7 @@ def costs_table(results: Results) -> Table:
 
 
 def _cells(metrics: Mapping[str, float | None]) -> list[str]:
-    return [DASH if (value := metrics.get(key)) is None else f"{value:.1f}" for key in COLUMNS]
+    return [DASH if (value := metrics.get(key)) is None else f"{value:.1f}" for key in METRIC_NAMES]
 
 
 def _left_out(results: Results) -> list[str]:

@@ -9,8 +9,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from blend_core.errors import ConfigError
+from blend_core.report.runs import RESULTS
 from blend_core.settings import experiment_from_run_config
-from server.results import RESULTS
 from server.strategy import Coordinator
 from server.transport import FlowerTransport
 

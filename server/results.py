@@ -12,9 +12,9 @@ from blend_core import __version__
 from blend_core.config import Experiment
 from blend_core.messages import Reply, Request, Tensors, header_of, payload_bytes
 from blend_core.metrics import federation_metrics
+from blend_core.report.runs import RESULTS
 from blend_core.state import tensors_sha256, write_json_atomic
 
-RESULTS = "results.json"
 SHAPES_NOTE = "rendered shapes, tiny model: not comparable with the papers' numbers"
 
 Span = tuple[float, float]
@@ -40,6 +40,8 @@ class Record:
 
     def __init__(self, experiment: Experiment, engine: str, started: float) -> None:
         self.experiment = experiment
+        # Numbers of values: what is shared, what is private, what of both is trained.
+        self.parameters: dict[str, int] = {}
         self.engine = engine
         self.started = started
         self.zero_shot: dict[str, Any] = {}
@@ -92,7 +94,7 @@ class Record:
                 "client": client,
                 "status": "accepted",
                 "reason": None,
-                "bytes_down": payload_bytes(request.shared),
+                "bytes_down": payload_bytes(request.tensors),
                 "header_bytes_down": len(header_of(request).encode()),
             }
             if client in replies:
@@ -149,6 +151,7 @@ def write_results(out: Path, record: Record, shared: Tensors, members: Mapping[s
         "config": record.experiment.to_json(),
         "zero_shot": record.zero_shot,
         "final": record.final,
+        "parameters": record.parameters,
         "shared_sha256": tensors_sha256(shared),
         "clients": [
             {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +27,7 @@ from blend_core.errors import (
 )
 from blend_core.messages import Kind, Reply, Request, Tensors
 from blend_core.methods import build_method
-from blend_core.methods.base import snapshot
+from blend_core.methods.base import Method, snapshot
 from blend_core.names import is_plain_name
 from blend_core.randomness import numpy_generator
 from blend_core.state import Generations
@@ -78,10 +79,17 @@ class Coordinator:
         self.journal = Journal(out, echo)
         self.checkpoints = Generations(out / CHECKPOINTS, experiment.server.keep_checkpoints)
         self.record = Record(experiment, engine, started or time.time())
-        self.private_names: frozenset[str] = frozenset()
         self.members: dict[str, Reply] = {}
+        # Newest accepted upload of each client, if the method or the settings want them kept.
+        self.uploads: dict[str, Tensors] = {}
         # Newest round of each client that entered a mean.
         self.last_round: dict[str, int] = {}
+
+    @cached_property
+    def method(self) -> Method:
+        """The method without weights: names, shapes and initial values, payloads."""
+        backbone = Backbone.describe(self.experiment.backbone)
+        return build_method(self.experiment.method, backbone, self.experiment.seed)
 
     def run(self) -> None:
         """Run to the end and write the results; errors are written to the journal and raised."""
@@ -94,13 +102,10 @@ class Coordinator:
                 rounds=experiment.rounds,
                 clients=experiment.clients,
             )
-            method = build_method(
-                experiment.method, Backbone.describe(experiment.backbone), experiment.seed
-            )
-            self.private_names = frozenset(method.private())
-            shared = snapshot(method.shared())
+            self.record.parameters = self.method.parameter_counts()
+            shared = snapshot(self.method.shared())
             self.form()
-            if method.trains:
+            if self.method.trains:
                 for round in range(1, experiment.rounds + 1):
                     shared = self.round(round, shared)
             self.final_evaluation(shared)
@@ -165,7 +170,7 @@ class Coordinator:
         clients = self.sample(round)
         every = self.experiment.evaluation.every
         evaluate = every > 0 and (round - 1) % every == 0
-        requests = {c: self._request("train", round, shared, c, evaluate) for c in clients}
+        requests = self._requests("train", round, shared, clients, evaluate)
         self.journal.write(
             "round", round=round, of=self.experiment.rounds, asked=len(clients), clients=clients
         )
@@ -174,14 +179,22 @@ class Coordinator:
         if len(replies) < least:
             what = f"{len(replies)} acceptable replies, server.min_replies = {least}"
             raise _failure(f"round {round}: {what}", problems)
-        shared = weighted_mean(
-            {client: reply.shared for client, reply in replies.items()},
-            {client: reply.train_images for client, reply in replies.items()},
-        )
+        uploads = {client: reply.shared for client, reply in replies.items()}
+        stale = self.experiment.server.aggregate_stale
+        if self.method.keeps_uploads or stale:
+            self.uploads |= uploads
+        averaged = self.uploads if stale else uploads
+        images = {c: self.members[c].train_images for c in averaged} | {
+            c: reply.train_images for c, reply in replies.items()
+        }
+        shared = weighted_mean(averaged, images)
         self.last_round |= dict.fromkeys(replies, round)
         metrics = self.record.round_done(round, start, requests, replies, problems)
+        kept = {f"uploads/{c}/{n}": v for c, up in self.uploads.items() for n, v in up.items()}
         self.checkpoints.save(
-            round, shared, {"federation": self.federation, "last_round": self.last_round}
+            round,
+            {**shared, **kept},
+            {"federation": self.federation, "last_round": self.last_round},
         )
         self.journal.write(
             "round_done",
@@ -195,10 +208,19 @@ class Coordinator:
         return shared
 
     def sample(self, round: int) -> list[str]:
-        """The round's clients, sorted: max(floor(fraction N), 1) of those with training images."""
+        """The round's clients, sorted: max(floor(fraction N), 1) of those with training images.
+
+        All of them in round 1 if the method has private tensors, so that every client has its
+        own from the start (unless `server.full_first_round` says otherwise).
+        """
         able = sorted(name for name, reply in self.members.items() if reply.train_images > 0)
         if not able:
             raise RunError("no client has training images")
+        everyone = self.experiment.server.full_first_round
+        if everyone is None:
+            everyone = bool(self.method.private())
+        if round == 1 and everyone:
+            return able
         count = clients_per_round(self.experiment.server.fraction, len(able))
         draw = numpy_generator(self.experiment.seed, "sampling", round)
         return sorted(able[i] for i in draw.choice(len(able), size=count, replace=False))
@@ -213,7 +235,7 @@ class Coordinator:
         round = self.experiment.rounds + 1
         clients = sorted(self.members)
         self.journal.write("final", asked=len(clients))
-        requests = {c: self._request("evaluate", round, shared, c, True) for c in clients}
+        requests = self._requests("evaluate", round, shared, clients, True)
         replies, problems = self._collect(requests)
         if not replies:
             raise _failure("final evaluation: no client answered", problems)
@@ -248,20 +270,26 @@ class Coordinator:
         return replies, problems
 
     def _refusal(self, reply: Reply, request: Request, client: str) -> str | None:
-        return refusal(reply, request, client, self.private_names, self.experiment.server)
+        private = self.method.private()
+        return refusal(reply, request, client, private, self.experiment.server)
 
-    def _request(
-        self, kind: Kind, round: int, shared: Tensors, client: str, evaluate: bool
-    ) -> Request:
-        return Request(
-            kind=kind,
-            federation=self.federation,
-            round=round,
-            experiment=self.experiment.to_json(),
-            evaluate=evaluate,
-            last_round=self.last_round.get(client, 0),
-            shared=shared,
-        )
+    def _requests(
+        self, kind: Kind, round: int, shared: Tensors, clients: list[str], evaluate: bool
+    ) -> dict[str, Request]:
+        payloads = self.method.payloads(clients, self.uploads, self.experiment.seed)
+        return {
+            client: Request(
+                kind=kind,
+                federation=self.federation,
+                round=round,
+                experiment=self.experiment.to_json(),
+                evaluate=evaluate,
+                last_round=self.last_round.get(client, 0),
+                shared=shared,
+                payload=payloads.get(client, {}),
+            )
+            for client in clients
+        }
 
 
 def _failure(what: str, problems: Mapping[str, Problem]) -> BlendError:

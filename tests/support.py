@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from server.aggregation import weighted_mean
+
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
@@ -55,3 +57,35 @@ def tower_description(state: dict[str, torch.Tensor], quick_gelu: bool = True) -
             "layers": layers("transformer"),
         },
     }
+
+
+def close(value: torch.Tensor, expected: np.ndarray, atol: float) -> None:
+    """Assert equality to an absolute tolerance, without a relative one."""
+    torch.testing.assert_close(
+        value.detach().cpu().float(), torch.from_numpy(np.asarray(expected)), atol=atol, rtol=0
+    )
+
+
+def assert_gradients(
+    gradients: dict[str, torch.Tensor],
+    arrays: dict[str, np.ndarray],
+    prefix: str,
+    zero: tuple[str, ...] = (),
+) -> None:
+    """Each gradient within 1e-4 of its largest stored entry; `zero` ones 1e-5 absolute."""
+    for name, gradient in gradients.items():
+        expected = arrays[prefix + name]
+        atol = 1e-5 if name in zero else 1e-4 * float(np.abs(expected).max())
+        close(gradient, expected.reshape(tuple(gradient.shape)), atol)
+
+
+def assert_server_mean(arrays: dict[str, np.ndarray], names: list[str]) -> None:
+    """The server's mean of the stored uploads is the stored aggregate, to 1e-6."""
+    counts = arrays["server/counts"]
+    uploads = {
+        f"c{i}": {name: arrays[f"server/upload/{name}"][i] for name in names}
+        for i in range(len(counts))
+    }
+    mean = weighted_mean(uploads, {f"c{i}": int(n) for i, n in enumerate(counts)})
+    for name in names:
+        close(torch.from_numpy(mean[name]), arrays[f"server/aggregate/{name}"], 1e-6)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from blend_core.config import MethodConfig
 from blend_core.errors import RunError
+from blend_core.messages import Tensors
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
+    from blend_core.data import ClientData
 
 
 class Method(nn.Module):
@@ -24,13 +25,20 @@ class Method(nn.Module):
     Frozen CLIP weights, buffers and whatever depends on the class list are in neither. What is
     trained is what requires a gradient. Transport, storage, aggregation, evaluation and the
     bytes ledger are written once against these two sets.
+
+    Attributes:
+        backbone: the frozen CLIP; on the server it has shapes only.
+        draws: the generator of a local update, for dropout and the like; None outside of one.
     """
 
     Config: ClassVar[type[MethodConfig]]
+    # Server and site keep a client's newest upload: for `payloads`, and for `receive`.
+    keeps_uploads: ClassVar[bool] = False
 
     def __init__(self, config: MethodConfig, backbone: Backbone, seed: int) -> None:
         super().__init__()
         self.backbone = backbone
+        self.draws: torch.Generator | None = None
 
     def shared(self) -> dict[str, nn.Parameter]:
         """The tensors that are averaged over clients, by name."""
@@ -40,12 +48,22 @@ class Method(nn.Module):
         """The tensors that stay at the site, by name."""
         return {}
 
+    def tokenize(self, names: Sequence[str], template: str) -> Classes:
+        """The class constants this method works on; see `Backbone.tokenize`."""
+        return self.backbone.tokenize(names, template)
+
     def text_features(self, classes: Classes) -> Tensor:
-        """Normalised text features [C, d_e]; computed once per step or evaluation."""
+        """Normalised text features [..., C, d_e] for inference; computed once per evaluation."""
         raise NotImplementedError
 
-    def scores(self, images: Tensor, text: Tensor) -> Tensor:
-        """Logits [B, C] used for inference, from normalised images [B, 3, S, S]."""
+    def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
+        """Logits [B, C] used for inference.
+
+        Args:
+            images: normalised images [B, 3, S, S].
+            text: what `text_features` made of the classes.
+            classes: the classes that compete.
+        """
         raise NotImplementedError
 
     def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
@@ -54,7 +72,52 @@ class Method(nn.Module):
 
     def logits(self, images: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C] of images among the classes, as used for inference."""
-        return self.scores(images, self.text_features(classes))
+        return self.scores(images, self.text_features(classes), classes)
+
+    def learning_rate(self, name: str, lr: float) -> float:
+        """Learning rate of the tensor with this name; `lr` (`train.lr`) unless a method differs."""
+        return lr
+
+    def observe(self, data: ClientData, base: Classes) -> None:
+        """See the client's images once, before anything else; most methods need not."""
+
+    def payloads(
+        self, clients: Sequence[str], uploads: Mapping[str, Tensors], seed: int
+    ) -> dict[str, Tensors]:
+        """On the server: what single clients are sent beside the shared tensors.
+
+        Args:
+            clients: names of the clients that are asked.
+            uploads: newest accepted upload of every client before this round; empty unless
+                `keeps_uploads`.
+            seed: the run's seed.
+
+        Returns:
+            Client name -> tensors; clients without an entry are sent nothing more.
+        """
+        return {}
+
+    def receive(self, payload: Tensors, upload: Tensors) -> None:
+        """At the site: take what came beside the shared tensors, before anything is computed.
+
+        Args:
+            payload: this client's entry of `payloads`; empty if it has none.
+            upload: what this client last uploaded; empty at first, or unless `keeps_uploads`.
+
+        Raises:
+            RunError: the method takes no payload.
+        """
+        if payload:
+            raise RunError("this method takes no tensors beside the shared ones")
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Numbers of values: "shared", "private", and "trainable" of both (METHODS 15)."""
+        shared, private = list(self.shared().values()), list(self.private().values())
+        return {
+            "shared": sum(tensor.numel() for tensor in shared),
+            "private": sum(tensor.numel() for tensor in private),
+            "trainable": sum(t.numel() for t in shared + private if t.requires_grad),
+        }
 
     @property
     def trains(self) -> bool:
@@ -62,7 +125,7 @@ class Method(nn.Module):
         return any(parameter.requires_grad for parameter in self.parameters())
 
 
-def snapshot(tensors: Mapping[str, nn.Parameter]) -> dict[str, npt.NDArray[np.float32]]:
+def snapshot(tensors: Mapping[str, nn.Parameter]) -> Tensors:
     """Copies of the tensors as float32 arrays; never a view of the live model."""
     return {
         name: value.detach().to("cpu", torch.float32).numpy().copy()
@@ -70,9 +133,7 @@ def snapshot(tensors: Mapping[str, nn.Parameter]) -> dict[str, npt.NDArray[np.fl
     }
 
 
-def restore(
-    tensors: Mapping[str, nn.Parameter], values: Mapping[str, npt.NDArray[np.float32]]
-) -> None:
+def restore(tensors: Mapping[str, nn.Parameter], values: Tensors) -> None:
     """Write values into the live tensors; names and shapes must be the same.
 
     Raises:

@@ -6,21 +6,31 @@ aggregation ablations of section 12.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import torch
 import torch.nn.functional as F  # noqa: N812
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from torch import Tensor, nn
 
-from blend_core.adapters import Bottleneck, ParallelAdapter
+from blend_core.adapters import Bottleneck, ParallelAdapter, per_block
 from blend_core.config import MethodConfig
 from blend_core.errors import ConfigError
 from blend_core.methods.base import Method
 
 if TYPE_CHECKING:
-    from blend_core.backbone import Adapters, Backbone, Classes
+    from blend_core.backbone import Backbone, Classes
 
 Layers = Literal["all"] | list[int]
+
+
+def _is_rank(value: object) -> object:
+    if value in ("none", "full") or (type(value) is int and value >= 1):
+        return value
+    raise ValueError("expected a number from 1 to the width, none or full")
+
+
+Rank = Annotated[int | str, BeforeValidator(_is_rank)]
 
 # Which of vision (V), text (T) and projection (P) adapters are averaged (METHODS 12).
 AGGREGATED = {
@@ -30,15 +40,19 @@ AGGREGATED = {
     "vision": ("vision",),
     "text": ("text",),
 }
+# The unfrozen text projection belongs to the text tower.
+PARTS = {"vision": "vision", "text": "text", "text_projection": "text", "proj": "proj"}
 
 
 class BlendConfig(MethodConfig):
     """Settings of BLEND; defaults are those of the paper."""
 
-    vision_rank: int = Field(16, ge=0, description="rank r of the vision adapters; 0: none")
-    text_rank: int = Field(16, ge=0, description="rank r of the text adapters; 0: none")
-    projection_rank: int = Field(
-        256, ge=0, description="rank r_p of the private projection adapter; 0: none"
+    vision_rank: Rank = Field(
+        16, description="rank r of the vision adapters, 1 to the width, none or full (the width)"
+    )
+    text_rank: Rank = Field(16, description="rank r of the text adapters, as vision_rank")
+    projection_rank: Rank = Field(
+        256, description="rank r_p of the private projection adapter, as vision_rank"
     )
     gamma: float = Field(
         0.09, ge=0.0, le=1.0, description="weight of the personal head in the fused features"
@@ -62,6 +76,9 @@ class BlendConfig(MethodConfig):
     )
     vision_layers: Layers = Field("all", description="blocks with an adapter, from 1, or all")
     text_layers: Layers = Field("all", description="blocks with an adapter, from 1, or all")
+    train_text_projection: bool = Field(
+        False, description="ablation: train and average a change of the text projection, too"
+    )
     aggregate: Literal["blend", "full", "none", "vision", "text"] = Field(
         "blend",
         description="what is averaged: blend (both towers), full (and the projection), none, "
@@ -88,37 +105,43 @@ class Blend(Method):
         backbone.require_transformers()
         self.config = config
 
-        def tower(part: str, width: int, rank: int, layers: list[int]) -> nn.ModuleDict:
+        vision_width, text_width = backbone.vision_width, backbone.text_width
+        ranks = {
+            "vision": _rank("vision_rank", config.vision_rank, vision_width),
+            "text": _rank("text_rank", config.text_rank, text_width),
+            "proj": _rank("projection_rank", config.projection_rank, vision_width),
+        }
+
+        def tower(part: str, width: int, layers: list[int]) -> nn.ModuleDict:
             options = (config.scale, config.tap, config.gradient_scaling, config.bias)
             return nn.ModuleDict(
                 {
-                    str(layer): ParallelAdapter(seed, f"{part}.{layer}", width, rank, *options)
+                    str(layer): ParallelAdapter(
+                        seed, f"{part}.{layer}", width, ranks[part], *options
+                    )
                     for layer in layers
-                    if rank > 0
+                    if ranks[part] > 0
                 }
             )
 
         vision = _layers("vision_layers", config.vision_layers, backbone.vision_layers)
         text = _layers("text_layers", config.text_layers, backbone.text_layers)
-        self.vision = tower("vision", backbone.vision_width, config.vision_rank, vision)
-        self.text = tower("text", backbone.text_width, config.text_rank, text)
-        self.proj = (
-            Bottleneck(
-                seed,
-                "proj",
-                backbone.vision_width,
-                config.projection_rank,
-                down="in",
-                up="zero",
-                bias=config.bias,
+        self.vision = tower("vision", vision_width, vision)
+        self.text = tower("text", text_width, text)
+        self.proj: Bottleneck | None = None
+        if ranks["proj"] > 0:
+            self.proj = Bottleneck(
+                seed, "proj", vision_width, ranks["proj"], down="in", up="zero", bias=config.bias
             )
-            if config.projection_rank > 0
+            # With lambda * gamma = 0 it has no gradient; AdamW would still decay it.
+            self.proj.requires_grad_(config.lambda_ * config.gamma > 0)
+        # The change of the frozen projection, not the projection: what is sent then starts from
+        # zero and needs no weights on the server. Weight decay draws it to the frozen one.
+        self.text_projection = (
+            nn.Parameter(torch.zeros(text_width, backbone.embed_dim))
+            if config.train_text_projection
             else None
         )
-        # With lambda * gamma = 0 the projection has no gradient; AdamW would still decay it.
-        if self.proj is not None and config.lambda_ * config.gamma == 0:
-            self.proj.requires_grad_(False)
-        self.to(backbone.device if backbone.device.type != "meta" else "cpu")
 
     def shared(self) -> dict[str, nn.Parameter]:
         """Adapters that are averaged: both towers, unless `aggregate` says otherwise."""
@@ -130,16 +153,18 @@ class Blend(Method):
         return self._named(tuple(p for p in ("vision", "text", "proj") if p not in averaged))
 
     def _named(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in sorted(self.named_parameters()) if n.split(".")[0] in parts}
+        named = sorted(self.named_parameters())
+        return {n: p for n, p in named if PARTS[n.split(".")[0]] in parts}
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised features [C, d_e] of the adapted text tower."""
-        adapters = _per_block(self.text, self.backbone.text_layers)
-        return F.normalize(self.backbone.encode_text(classes, adapters), dim=-1)
+        adapters = per_block(dict(self.text.items()), self.backbone.text_layers)
+        features = self.backbone.encode_text(classes, adapters, change=self.text_projection)
+        return F.normalize(features, dim=-1)
 
     def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the general head g and the personal head p, each [B, d_e], raw."""
-        adapters = _per_block(self.vision, self.backbone.vision_layers)
+        adapters = per_block(dict(self.vision.items()), self.backbone.vision_layers)
         zeta = self.backbone.encode_image(images, adapters)
         general = self.backbone.project_image(zeta)
         if self.config.p_head_input == "post_ln":
@@ -150,16 +175,16 @@ class Blend(Method):
 
     def anchor_and_fused(self, images: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """Anchor and fused logits, each [B, C]."""
-        gamma, tau = self.config.gamma, self.backbone.temperature
+        gamma = self.config.gamma
         general, personal = self.heads(images)
         anchor = F.normalize(general, dim=-1)
         if self.config.fusion_norm == "per_branch":
             fused = (1 - gamma) * anchor + gamma * F.normalize(personal, dim=-1)
         else:
             fused = F.normalize((1 - gamma) * general + gamma * personal, dim=-1)
-        return tau * anchor @ text.T, tau * fused @ text.T
+        return self.backbone.logits(anchor, text), self.backbone.logits(fused, text)
 
-    def scores(self, images: Tensor, text: Tensor) -> Tensor:
+    def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Fused logits [B, C]."""
         return self.anchor_and_fused(images, text)[1]
 
@@ -182,8 +207,11 @@ def _layers(key: str, chosen: Layers, total: int) -> list[int]:
     return sorted(layers)
 
 
-def _per_block(adapters: nn.ModuleDict, total: int) -> Adapters:
-    """One entry per block: what its adapter adds, or None."""
-    by_layer = {name: cast(ParallelAdapter, adapter) for name, adapter in adapters.items()}
-    found = [by_layer.get(str(number)) for number in range(1, total + 1)]
-    return [adapter and adapter.add_to_block for adapter in found]
+def _rank(key: str, rank: Rank, width: int) -> int:
+    """A rank as a number; 0 for "none". METHODS 13: "full" is a bottleneck of rank d."""
+    number = {"none": 0, "full": width}[rank] if isinstance(rank, str) else rank
+    if number > width:
+        raise ConfigError(
+            f"method.{key} = {rank}: the tower is {width} wide; choose 1 to {width}, none or full"
+        )
+    return number

@@ -27,10 +27,10 @@ class ZeroShot(Method):
         """Normalised text features [C, d_e]."""
         return F.normalize(self.backbone.encode_text(classes), dim=-1)
 
-    def scores(self, images: Tensor, text: Tensor) -> Tensor:
+    def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C]."""
         features = F.normalize(self.backbone.image_features(images), dim=-1)
-        return self.backbone.temperature * features @ text.T
+        return self.backbone.logits(features, text)
 
     def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
         """Cross-entropy, for reference; it has no gradient."""

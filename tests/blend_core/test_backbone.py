@@ -202,3 +202,48 @@ def test_class_names_that_the_tiny_clip_never_saw_are_not_all_the_same_to_it():
         text = normalize(tiny.encode_text(tiny.tokenize(["cat", "dog", "deer"], "{}")), dim=-1)
     similar = text @ text.T - torch.eye(3)
     assert similar.max() < 0.99
+
+
+def test_text_in_chunks_gives_the_same_features_and_gradients(backbone, tower):
+    """Memory does not grow with the class list: see also the slow test of 1,000 classes."""
+    whole = backbone("tower_a")
+    config = tower("tower_a").model_copy(update={"text_chunk": 2})
+    chunked = Backbone.load(config)
+    names = ["red fox", "bus", "snow_leopard", "F-16A", "polka_dotted cup"]
+    results = []
+    for loaded in (whole, chunked):
+        classes = loaded.tokenize(names, "a photo of a {}.")
+        shift = torch.zeros(64, requires_grad=True)
+        embeddings = loaded.model.token_embedding(classes.tokens) + shift
+        features = loaded.encode_embeddings(embeddings, classes.end)
+        features.square().sum().backward()
+        with torch.no_grad():
+            plain = loaded.encode_text(classes)
+        results.append((features.detach(), shift.grad, plain))
+    for value, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_patch_tokens_equal_open_clips_own(backbone):
+    loaded = backbone("tower_a")
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    visual = loaded.model.visual
+    visual.output_tokens = True
+    try:
+        with torch.no_grad():
+            _, tokens = visual(images)
+            patches = loaded.model.visual.ln_post(loaded.encode_patches(images))
+    finally:
+        visual.output_tokens = False
+    assert patches.shape == (2, 16, 128)
+    torch.testing.assert_close(patches, tokens, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_of_products_are_kept_in_the_precision_and_the_rest_in_fp32(tower):
+    reduced = Backbone.load(tower("tower_a"), precision="bf16")
+    block = reduced.model.visual.transformer.resblocks[0]
+    for weight in (block.attn.in_proj_weight, block.attn.out_proj.weight, block.mlp[0].weight):
+        assert weight.dtype == torch.bfloat16
+    assert block.ln_1.weight.dtype == torch.float32
+    assert reduced.model.token_embedding.weight.dtype == torch.float32
+    assert reduced.temperature.dtype == torch.float32

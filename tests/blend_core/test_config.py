@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from blend_core.backbone import Backbone
 from blend_core.config import parse_experiment
 from blend_core.errors import ConfigError
+from blend_core.methods import BUILT_IN, build_method
 from blend_core.settings import experiment_from_run_config, load_experiment, preset_names
 
 
@@ -19,12 +21,12 @@ from blend_core.settings import experiment_from_run_config, load_experiment, pre
         ("train.learning_rate=1", "train.learning_rate: unknown key"),
         ("method.gamma=1.5", r"method.gamma = 1.5: .*less than or equal to 1"),
         ("method.gamma=high", r'method.gamma = "high": .*number'),
-        ("method.vision_rank=true", "method.vision_rank = true: .*integer"),
+        ("method.vision_rank=true", "method.vision_rank = true: expected a number from 1"),
         ("rounds=0", r"rounds = 0: .*greater than or equal to 1"),
         ("rounds=2.5", r"rounds = 2.5: .*integer"),
         ('seed="3"', r'seed = "3": .*integer'),
         ("seed=-1", "seed = -1"),
-        ("method.name=blent", "method.name = 'blent': unknown; known: blend, zero-shot"),
+        ("method.name=blent", "method.name = 'blent': unknown; known: adaptformer, blend, "),
         ("data.template=no braces", "must contain {} exactly once"),
         ("data.kind=cats", r"data.kind = \"cats\""),
         ("train.device=gpu", "train.device"),
@@ -66,7 +68,9 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
 
 
 def test_missing_and_broken_files_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"absent.yaml: no such file, and not a preset \(blend-"):
+    with pytest.raises(
+        ConfigError, match=r"absent.yaml: no such file, and not a preset \(adaptformer"
+    ):
         load_experiment(str(tmp_path / "absent.yaml"))
     broken = tmp_path / "broken.yaml"
     broken.write_text("- a list")
@@ -75,9 +79,12 @@ def test_missing_and_broken_files_are_named(tmp_path):
 
 
 def test_presets_are_there_and_load():
-    assert {"quickstart", "blend-paper", "blend-code"} <= set(preset_names())
+    named = {"quickstart", "blend-paper", "blend-code", *BUILT_IN} - {"blend"}
+    assert set(preset_names()) == named
     for name in preset_names():
-        load_experiment(name)
+        experiment = load_experiment(name)
+        # The presets of the papers fit their backbone.
+        build_method(experiment.method, Backbone.describe(experiment.backbone), 0)
     paper, code = load_experiment("blend-paper").method, load_experiment("blend-code").method
     assert (paper.gamma, paper.lambda_, paper.vision_rank, paper.text_rank) == (0.09, 0.2, 16, 16)
     assert (code.gamma, code.lambda_, code.vision_rank, code.text_rank) == (0.9, 0.5, 128, 128)
@@ -88,7 +95,7 @@ def test_every_field_has_a_help_text():
     from pydantic import BaseModel
 
     from blend_core.config import Experiment
-    from blend_core.methods import config_class
+    from blend_core.methods import BUILT_IN, config_class
 
     def fields(model, prefix=""):
         for name, field in model.model_fields.items():
@@ -96,7 +103,9 @@ def test_every_field_has_a_help_text():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 yield from fields(field.annotation, f"{name}.")
 
-    found = [*fields(Experiment), *fields(config_class("blend"), "method.")]
+    found = [*fields(Experiment)]
+    for name in BUILT_IN:
+        found += fields(config_class(name), "method.")
     bare = [n for n, f in found if not f.description and "." in n]
     assert len(found) > 40
     assert bare == []

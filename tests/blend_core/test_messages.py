@@ -52,7 +52,7 @@ def test_bytes_of_a_message_are_four_per_shared_value_plus_one_header(
     model, weights, ranks, tensor_bytes
 ):
     described = Backbone.describe(BackboneConfig(name=model, weights=weights))
-    config = BlendConfig(name="blend", vision_rank=ranks[0], text_rank=ranks[1])
+    config = BlendConfig(name="blend", vision_rank=ranks[0], text_rank=ranks[1], projection_rank=8)
     shared = snapshot(build_method(config, described, 0).shared())
     assert payload_bytes(shared) == tensor_bytes + 128
     # What Flower really ships for the vector.
@@ -62,3 +62,17 @@ def test_bytes_of_a_message_are_four_per_shared_value_plus_one_header(
 
 def test_no_shared_tensors_cost_no_bytes():
     assert payload_bytes({}) == 0
+
+
+def test_a_payload_for_one_client_travels_apart_from_the_shared_tensors():
+    shared = {"ctx": np.ones((2, 3), np.float32)}
+    payload = {"experts": np.full((2, 2, 3), 7, np.float32)}
+    request = Request("train", "fed", 2, {}, shared=shared, payload=payload)
+    header, vector = request.pack()
+    assert payload_bytes(request.tensors) == 4 * (6 + 12) + 128
+    assert len(Array(vector).data) == 4 * (6 + 12) + 128
+    back = Request.unpack(header, vector)
+    assert set(back.shared) == {"ctx"}
+    assert set(back.payload) == {"experts"}
+    assert (back.payload["experts"] == 7).all()
+    assert (back.shared["ctx"] == 1).all()

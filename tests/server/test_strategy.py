@@ -234,7 +234,9 @@ def test_sampling_is_by_name_seeded_and_without_replacement(coordinator):
     clients = {f"c{i}": honest(i) for i in range(10)}
     run = coordinator(clients, rounds=6, server={"fraction": 0.35})
     run.run()
-    asked = [names for round, names in run.transport.asked if round <= 6]
+    # All in round 1, because BLEND has private tensors.
+    assert run.transport.asked[0] == (1, [f"c{i}" for i in range(1, 10)])
+    asked = [names for round, names in run.transport.asked if 1 < round <= 6]
     # c0 has no training image and is never asked; floor(0.35 * 9) = 3.
     assert all(len(set(names)) == 3 and "c0" not in names for names in asked)
     assert len({tuple(names) for names in asked}) > 1
@@ -273,3 +275,49 @@ def test_last_checkpoints_are_kept(coordinator, tmp_path):
     coordinator({"a": honest(1)}, rounds=5).run()
     names = sorted(p.name for p in (tmp_path / "checkpoints").glob("round-*"))
     assert names == [f"round-{n:06d}.safetensors" for n in (3, 4, 5)]
+
+
+def test_all_clients_are_asked_first_where_the_method_has_private_tensors(coordinator):
+    who = {f"c{i}": honest(10) for i in range(4)}
+    for settings, expected in (
+        ({"server": {"fraction": 0.5}}, [4, 2, 4]),  # BLEND has a private projection
+        ({"server": {"fraction": 0.5, "full_first_round": False}}, [2, 2, 4]),
+        (
+            {"server": {"fraction": 0.5}, "method": {"aggregate": "full"}},
+            [2, 2, 4],
+        ),
+        (
+            {
+                "server": {"fraction": 0.5, "full_first_round": True},
+                "method": {"aggregate": "full"},
+            },
+            [4, 2, 4],
+        ),
+    ):
+        run = coordinator(who, **settings)
+        run.run()
+        assert [len(clients) for _, clients in run.transport.asked] == expected
+
+
+def test_stale_uploads_enter_the_mean_if_asked_for(coordinator):
+    """METHODS 10.4: released code averages every client's last upload, sampled or not."""
+
+    def adding(images: int, value: float) -> Client:
+        def client(name: str, request: Request) -> Reply:
+            reply = honest(images)(name, request)
+            reply.shared = {k: v * 0 + np.float32(value) for k, v in reply.shared.items()}
+            return reply
+
+        return client
+
+    who = {"a": adding(2, 1.0), "b": adding(6, 5.0)}
+    server = {"fraction": 0.5, "full_first_round": True}
+    for stale, expected in ((True, 4.0), (False, None)):
+        run = coordinator(who, server={**server, "aggregate_stale": stale})
+        run.run()
+        (asked,) = dict(run.transport.asked)[2]
+        mean, _ = run.checkpoints.load(2)
+        values = {float(v.flat[0]) for n, v in mean.items() if not n.startswith("uploads/")}
+        assert values == {expected or {"a": 1.0, "b": 5.0}[asked]}
+        kept = {n.split("/")[1] for n in mean if n.startswith("uploads/")}
+        assert kept == ({"a", "b"} if stale else set())

@@ -191,7 +191,7 @@ def test_layers_ranks_and_taps_are_choices(backbone):
     method, _, _, images, classes = fixture_method(backbone, "blend_a")
     assert method.logits(images, classes).shape == (4, 5)
     config = BlendConfig(
-        name="blend", vision_layers=[12, 3], text_layers=[2], vision_rank=2, projection_rank=0
+        name="blend", vision_layers=[12, 3], text_layers=[2], vision_rank=2, projection_rank="none"
     )
     few = build_method(config, method.backbone, 0)
     assert sorted({n.rsplit(".", 2)[0] for n in few.shared()}) == [
@@ -200,10 +200,12 @@ def test_layers_ranks_and_taps_are_choices(backbone):
         "vision.3",
     ]
     assert few.private() == {}
-    none = BlendConfig(name="blend", vision_rank=0, text_rank=0)
+    none = BlendConfig(name="blend", vision_rank="none", text_rank="none", projection_rank=8)
     assert build_method(none, method.backbone, 0).shared() == {}
     with pytest.raises(ConfigError, match=r"method\.vision_layers = \[13\].*1 to 12"):
-        build_method(BlendConfig(name="blend", vision_layers=[13]), method.backbone, 0)
+        build_method(
+            BlendConfig(name="blend", vision_layers=[13], projection_rank=8), method.backbone, 0
+        )
     for change in ({"tap": "raw"}, {"fusion_norm": "after_sum"}, {"p_head_input": "post_ln"}):
         other, *_ = fixture_method(backbone, "blend_a", **change)
         difference = (other.logits(images, classes) - method.logits(images, classes)).abs().max()

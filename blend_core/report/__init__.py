@@ -1,0 +1,1 @@
+"""Finished runs on disk, gathered into tables and pictures."""

@@ -1,0 +1,274 @@
+"""The report of a reproduction: settings, numbers, marks and notes; as Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from blend_core import __version__
+from blend_core.metrics import METRIC_NAMES
+from blend_core.report.papers import printed_text
+from blend_core.report.reproduced import MEAN, STD, Entry, Outcome
+from blend_core.report.reproductions import (
+    SHAPES,
+    SOURCES,
+    Choices,
+    PaperTable,
+    Planned,
+    Settings,
+)
+from blend_core.report.tables import DASH
+from blend_core.state import make_folder, write_bytes_atomic, write_json_atomic
+
+HEADINGS = ("", "", "paper", "ours", "diff.", "n", "spread", "")
+CSV_COLUMNS = (
+    *("table", "dataset", "row", "metric", "paper", "ours", "difference", "n", "spread"),
+    *("comparable", "reasons", "missing"),
+)
+LEGEND = (
+    "percent; ours: mean over n seeds, spread: their sample standard deviation; (in brackets): "
+    "not comparable, the last column says why"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is said about a table.
+
+    Attributes:
+        table: the table.
+        on_shapes: it was made on the built-in benchmark.
+        seeds: the seeds that were asked for.
+        given: settings of the user.
+        planned: the rows on the datasets.
+        outcomes: what became of each.
+        entries: the numbers (`join`).
+    """
+
+    table: PaperTable
+    on_shapes: bool
+    seeds: Sequence[int]
+    given: Settings
+    planned: Sequence[Planned]
+    outcomes: Sequence[Outcome]
+    entries: Sequence[Entry]
+
+
+def write_report(report: Report, papers: Mapping[str, Any], out: Path) -> list[Path]:
+    """Write report.md, report.csv and report.json into `out` and return their paths.
+
+    Raises:
+        StateError: a file cannot be written.
+    """
+    make_folder(out)
+    write_json_atomic(out / "report.json", as_json(report, papers))
+    write_bytes_atomic(out / "report.csv", as_csv(report).encode())
+    write_bytes_atomic(out / "report.md", as_markdown(report, papers).encode())
+    return [out / f"report.{ending}" for ending in ("md", "csv", "json")]
+
+
+def settings_lines(
+    table: PaperTable,
+    planned: Sequence[Planned],
+    seeds: Sequence[int],
+    on_shapes: bool,
+    given: Settings,
+) -> list[str]:
+    """Which settings the runs have, and where each comes from."""
+    lines = ["preset quickstart"] if on_shapes else []
+    scopes = [("", table.protocol.common)]
+    if not on_shapes:
+        names = dict.fromkeys(work.dataset for work in planned)
+        scopes += [(f"{name}: ", table.datasets[name]) for name in names]
+    methods = table.protocol.methods
+    scopes += [(f"{name}: ", methods.get(name, Choices())) for name in table.methods]
+    for prefix, scope in scopes:
+        for source, settings in scope.by_source(on_shapes):
+            lines.append(f"{prefix}{listed(settings)} ({SOURCES[source]})")
+    if any(work.row.set for work in planned):
+        lines.append("a row's own settings come last")
+    if given:
+        lines.append(f"{listed(given)} (--set)")
+    settings = planned[0].settings
+    fixed = settings.get("data.partition_seed")
+    varied = (
+        "images, order and initial values"
+        if fixed is not None
+        else "images, shares, order and initial values"
+    )
+    end = "" if fixed is None else f"; the partition is that of data.partition_seed {fixed} for all"
+    lines.append(f"seeds {', '.join(map(str, seeds))}: they vary {varied}{end}")
+    return lines
+
+
+def listed(settings: Settings) -> str:
+    """E.g. "rounds 50, train.lr 0.001"."""
+    return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+
+def notes(report: Report, papers: Mapping[str, Any]) -> list[str]:
+    """What a reader of the numbers should know."""
+    protocol = report.table.protocol
+    said = list(report.table.notes)
+    for conflict in protocol.conflicts:
+        here = "" if report.on_shapes else f"; here: {conflict['here']}"
+        said.append(
+            f"{conflict['item']}: paper: {conflict['document']}; released code: "
+            f"{conflict['code']}{here}"
+        )
+    if protocol.conflict and (text := printed_text(papers, protocol.conflict)):
+        said.append(text)
+    weights = {
+        str(run.results["config"]["backbone"]["weights"])
+        for outcome in report.outcomes
+        for run in outcome.runs.values()
+    }
+    said += [
+        f"backbone.weights is the file {path}: the comparison holds if these are OpenAI's weights"
+        for path in sorted(weights)
+        if Path(path).is_absolute()
+    ]
+    return said
+
+
+def marks(entries: Sequence[Entry]) -> dict[str, int]:
+    """Numbers of all reasons and missing runs, in order of appearance."""
+    texts = dict.fromkeys(text for entry in entries for text in (*entry.reasons, *entry.missing))
+    return {text: number for number, text in enumerate(texts, 1)}
+
+
+def blocks(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+    """The entries of each dataset, then those over datasets."""
+    for name, found in groupby(entries, key=lambda entry: entry.block):
+        yield name, list(found)
+
+
+def block_title(block: str, papers: Mapping[str, Any]) -> str:
+    """Name of a dataset as the papers print it, or what the block is."""
+    if block == MEAN:
+        return "mean over datasets"
+    if block == STD:
+        return "standard deviation over datasets (population)"
+    if block == SHAPES:
+        return "shapes (paper: its mean over datasets)"
+    known = papers["blend"]["main_table"]["datasets"].get(block)
+    return str(known["label"]) if known else block
+
+
+def cells(entry: Entry, numbers: Mapping[str, int]) -> tuple[str, ...]:
+    """A line of the report under `HEADINGS`; two decimals, as in the papers."""
+    difference = DASH if entry.difference is None else f"{entry.difference:+.2f}"
+    if entry.reasons and entry.difference is not None:
+        difference = f"({difference})"
+    return (
+        entry.row.label,
+        METRIC_NAMES[entry.metric],
+        _percent(entry.paper),
+        "missing" if entry.ours is None else _percent(entry.ours),
+        difference,
+        str(entry.n),
+        _percent(entry.spread),
+        ",".join(str(numbers[text]) for text in (*entry.reasons, *entry.missing)),
+    )
+
+
+def as_markdown(report: Report, papers: Mapping[str, Any]) -> str:
+    """Settings, a table per dataset and over datasets, the marks, and the notes."""
+    numbers = marks(report.entries)
+    table = report.table
+    lines = [f"# {table.title}", "", f"`{table.name}`", "", "## Settings", ""]
+    settings = settings_lines(table, report.planned, report.seeds, report.on_shapes, report.given)
+    lines += [f"- {line}" for line in settings]
+    lines += ["", "## Numbers", "", LEGEND, ""]
+    for name, entries in blocks(report.entries):
+        lines += [f"### {block_title(name, papers)}", ""]
+        lines += [_markdown_row(HEADINGS), "|---|---|---:|---:|---:|---:|---:|---|"]
+        lines += [_markdown_row(cells(entry, numbers)) for entry in entries]
+        lines.append("")
+    lines += [f"{number}: {text}  " for text, number in numbers.items()]
+    lines += ["", "## Notes", "", *(f"- {note}" for note in notes(report, papers)), ""]
+    return "\n".join(lines)
+
+
+def as_csv(report: Report) -> str:
+    """One line per number; an empty field where there is none."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for entry in report.entries:
+        values = (entry.ours, entry.difference, entry.n, entry.spread)
+        writer.writerow(
+            [
+                report.table.name,
+                entry.block,
+                entry.row.label,
+                entry.metric,
+                entry.paper,
+                *(f"{v:.2f}" if isinstance(v, float) else v for v in values),
+                _comparable(entry),
+                "; ".join(entry.reasons),
+                "; ".join(entry.missing),
+            ]
+        )
+    return text.getvalue()
+
+
+def as_json(report: Report, papers: Mapping[str, Any]) -> dict[str, Any]:
+    """Every number unrounded, per seed, with the settings and folders of the runs."""
+    table = report.table
+    return {
+        "table": table.name,
+        "title": table.title,
+        "version": __version__,
+        "on": "shapes" if report.on_shapes else None,
+        "seeds": list(report.seeds),
+        "settings": settings_lines(
+            table, report.planned, report.seeds, report.on_shapes, report.given
+        ),
+        "notes": notes(report, papers),
+        "entries": [
+            {
+                "block": entry.block,
+                "row": entry.row.name,
+                "label": entry.row.label,
+                "metric": entry.metric,
+                "paper": entry.paper,
+                "ours": entry.ours,
+                "difference": entry.difference,
+                "n": entry.n,
+                "spread": entry.spread,
+                "values": {str(seed): value for seed, value in entry.values.items()},
+                "comparable": _comparable(entry),
+                "reasons": list(entry.reasons),
+                "missing": list(entry.missing),
+            }
+            for entry in report.entries
+        ],
+        "runs": [
+            {
+                "dataset": work.dataset,
+                "row": work.row.name,
+                "settings": dict(work.settings),
+                "folders": {str(seed): str(run.folder) for seed, run in outcome.runs.items()},
+                "failed": {str(seed): reason for seed, reason in outcome.failed.items()},
+            }
+            for work, outcome in zip(report.planned, report.outcomes, strict=True)
+        ],
+    }
+
+
+def _comparable(entry: Entry) -> bool:
+    return entry.difference is not None and not entry.reasons
+
+
+def _percent(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2f}"
+
+
+def _markdown_row(row: Sequence[str]) -> str:
+    return f"| {' | '.join(row)} |"

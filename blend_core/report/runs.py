@@ -1,0 +1,121 @@
+"""Finished runs on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blend_core.errors import ConfigError, RunError
+
+RESULTS = "results.json"
+
+# A folder with one of these began as a run.
+_SIGNS_OF_A_RUN = ("config.yaml", "events.jsonl")
+
+_SUMMARIES = ("zero_shot", "final")
+_PARTS = {
+    "seed": int,
+    "config": dict,
+    "zero_shot": dict,
+    "final": dict,
+    "rounds": list,
+    "clients": list,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run.
+
+    Attributes:
+        folder: where it lies, as it was named.
+        results: its results.json.
+    """
+
+    folder: Path
+    results: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.results["seed"])
+
+    @property
+    def method(self) -> str:
+        """The name of its method."""
+        return str(self.results["config"]["method"]["name"])
+
+
+def load_runs(paths: Iterable[Path], tell: Callable[[str], None] | None = None) -> list[Run]:
+    """Read the runs that are named, or lie somewhere below the folders that are named.
+
+    Args:
+        paths: run folders, results.json files, or folders that hold runs.
+        tell: receives a line for each run that is left out; None: the first one is an error.
+
+    Returns:
+        The runs, in the order of the paths and sorted below a folder; each file once.
+
+    Raises:
+        ConfigError: a path does not exist.
+        RunError: a run cannot be read or is unfinished, and `tell` is None.
+    """
+    runs: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file or folder; name a run or a folder of runs")
+        found = False
+        for file in _result_files(path):
+            found = True
+            if file.resolve() in runs:
+                continue
+            try:
+                runs[file.resolve()] = _read_run(file)
+            except RunError as error:
+                if tell is None:
+                    raise
+                tell(str(error))
+        if not found:
+            line = f"{path}: holds no run (a folder with {RESULTS})"
+            if tell is None:
+                raise RunError(line)
+            tell(line)
+    return list(runs.values())
+
+
+def _result_files(path: Path) -> Iterator[Path]:
+    """The results files at or below a path, also where a run should have left one."""
+    if path.is_file():
+        yield path
+        return
+    for folder, below, files in os.walk(path):
+        if RESULTS in files or any(sign in files for sign in _SIGNS_OF_A_RUN):
+            yield Path(folder) / RESULTS
+            below.clear()  # What lies in a run's folder belongs to the run.
+        below[:] = sorted(name for name in below if not name.startswith("."))
+
+
+def _read_run(file: Path) -> Run:
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except FileNotFoundError:
+        raise RunError(f"{file.parent}: unfinished, there is no {RESULTS}") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file}: cannot be read: {error}") from None
+    whole = isinstance(results, dict) and all(
+        isinstance(results.get(name), kind) for name, kind in _PARTS.items()
+    )
+    if not whole or not all("counts" in results[name] for name in _SUMMARIES):
+        raise RunError(f"{file}: not the results of a finished run")
+    method = results["config"].get("method")
+    if not isinstance(method, dict) or "name" not in method:
+        raise RunError(f"{file}: its config names no method")
+    return Run(file.parent, results)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")

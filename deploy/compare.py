@@ -1,0 +1,92 @@
+"""`blend compare`: finished runs side by side, with paired tests over their seeds."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from blend_core.report.comparison import Comparison
+
+WIDTH = 80
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders, or folders that hold runs."),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD", help="Method or label of the row to test against; none: zero-shot."
+        ),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(help="What is tested: per, gen, hmean, local, base, novel or hm.")
+    ] = "hmean",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for compare.md, .csv, .json, .tex, .png and .svg; none: print."),
+    ] = None,
+) -> None:
+    """Compare finished runs: means over seeds, costs, paired t-tests against a baseline."""
+    from blend_core.report.comparison import compare as compare_runs
+    from blend_core.report.runs import load_runs
+
+    console = Console(highlight=False)
+
+    def left_out(line: str) -> None:
+        console.print(f"left out: {line}", markup=False, soft_wrap=True)
+
+    comparison = compare_runs(load_runs(runs, left_out), baseline, metric)
+    print_comparison(comparison, console)
+    if out is not None:
+        _write(comparison, out, console)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print metrics, costs and test in tables of at most 80 columns, then what must be known."""
+    from blend_core.report.tables import blocks, remarks
+
+    width = min(WIDTH, console.width)
+    for block in blocks(comparison, digits=1):
+        table = Table(title=block.title, title_justify="left", title_style="")
+        table.add_column("", overflow="fold", min_width=13)
+        for heading in block.headings:
+            table.add_column(heading, justify="right")
+        for line, cells in zip(comparison.lines, block.rows, strict=True):
+            # The spread on a line of its own: seven metrics must fit side by side.
+            label = Text(line.row.label)  # A list of layers is no markup.
+            table.add_row(label, *(cell.replace(" ± ", "\n±") for cell in cells))
+        console.print(table, width=width)
+    for text in remarks(comparison):
+        wrapped = textwrap.fill(
+            f"- {text}",
+            width,
+            subsequent_indent="  ",
+            break_long_words=False,  # A path stays whole.
+            break_on_hyphens=False,
+        )
+        console.print(wrapped, markup=False, soft_wrap=True)
+
+
+def _write(comparison: Comparison, out: Path, console: Console) -> None:
+    from blend_core.report.picture import write_picture
+    from blend_core.report.tables import write_tables
+    from blend_core.state import make_folder
+
+    make_folder(out)
+    written = write_tables(comparison, out)
+    try:
+        written += write_picture(comparison, out)
+    except ImportError:
+        console.print("no picture: pip install blend-federated[plot]", markup=False)
+    for path in written:
+        console.print(f"written: {path}", markup=False, soft_wrap=True)

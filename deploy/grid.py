@@ -1,0 +1,229 @@
+"""The grid of a sweep: a base experiment, seeds, and small grids of settings over it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from blend_core.errors import BlendError, ConfigError, one_line
+
+if TYPE_CHECKING:
+    from blend_core.config import Experiment
+
+KEYS = ("base", "set", "seeds", "cells")
+METHOD = "method.name"
+SLUG_LENGTH = 48
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        settings: (dotted key, value) over the base, without the seed; lists become tuples.
+        seed: the run's seed.
+    """
+
+    settings: tuple[tuple[str, Any], ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Make the cell hashable."""
+        frozen = tuple((key, _frozen(value)) for key, value in self.settings)
+        object.__setattr__(self, "settings", frozen)
+
+    @property
+    def label(self) -> str:
+        """The method and every setting; `labels` names only what tells cells apart."""
+        return _label(self.settings, [key for key, _ in self.settings])
+
+    @property
+    def folder(self) -> str:
+        """A readable and safe folder name, the same for equal settings in whatever order."""
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.label)[:SLUG_LENGTH].strip("-.")
+        content = json.dumps(dict(self.settings), sort_keys=True, default=str)
+        return f"{slug}-{hashlib.sha256(content.encode()).hexdigest()[:8]}".lstrip("-")
+
+    @property
+    def overrides(self) -> list[str]:
+        """Settings and seed as `load_experiment` takes them; JSON is YAML."""
+        return [f"{key}={_json(value)}" for key, value in (*self.settings, ("seed", self.seed))]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Cells over one base.
+
+    Attributes:
+        base: name of a preset or path of a YAML file of settings.
+        cells: all different.
+    """
+
+    base: str
+    cells: tuple[Cell, ...]
+
+
+def read_grid(source: str) -> Sweep:
+    """Read a grid and multiply it out: the cells of each entry, and for each its seeds.
+
+    Every cell names its method, be it the base's. What its settings mean is not looked at here.
+
+    Args:
+        source: name of a grid that comes with the package, or path of a YAML file.
+
+    Raises:
+        ConfigError: one line that names the place in the grid.
+    """
+    from blend_core.settings import read_yaml
+
+    data = read_yaml(source, "sweeps")
+    if unknown := [key for key in data if key not in KEYS]:
+        raise ConfigError(f"{source}: {unknown[0]}: unknown key; known: {', '.join(KEYS)}")
+    base = data.get("base", "quickstart")
+    if not isinstance(base, str):
+        raise ConfigError(f"{source}: base = {_json(base)}: name a preset or a YAML file")
+    common = _settings(data.get("set", {}), f"{source}: set")
+    common = {METHOD: _method_of(read_yaml(base)), **common}
+    seeds = _seeds(data.get("seeds"), f"{source}: seeds")
+    entries = data.get("cells")
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{source}: cells: give a list of small grids, e.g. '- train.lr: [...]'")
+    cells: list[Cell] = []
+    entry_of: dict[tuple[Any, int], int] = {}
+    for number, entry in enumerate(entries, 1):
+        place = f"{source}: cells, entry {number}"
+        for chosen in _combinations(_settings(entry, place), place):
+            settings = {METHOD: common[METHOD], **chosen}
+            settings |= {key: value for key, value in common.items() if key not in settings}
+            for seed in seeds:
+                cell = Cell(tuple(settings.items()), seed)
+                identity = frozenset(cell.settings), seed  # whatever the order of settings
+                if identity in entry_of:
+                    earlier = entry_of[identity]
+                    raise ConfigError(f"{place}: {cell.label}: already in entry {earlier}")
+                entry_of[identity] = number
+                cells.append(cell)
+    return Sweep(base, tuple(cells))
+
+
+def resolve(sweep: Sweep) -> dict[Cell, Experiment]:
+    """The experiment of every cell, checked as far as it can be without running it.
+
+    Raises:
+        ConfigError: what is wrong with which cells; one line per mistake.
+    """
+    from blend_core.settings import load_experiment
+    from deploy.cli import check
+
+    names = labels(sweep.cells)
+    found: dict[Cell, Experiment] = {}
+    checked: set[Any] = set()
+    wrong: dict[str, list[str]] = {}
+    for cell in sweep.cells:
+        try:
+            found[cell] = load_experiment(sweep.base, cell.overrides)
+            if cell.settings not in checked:  # Seeds make no difference to what fits together.
+                check(found[cell])
+        except BlendError as error:
+            wrong.setdefault(str(error), []).append(names[cell])
+        checked.add(cell.settings)
+    if wrong:
+        lines = [f"{_listed(cells)}: {message}" for message, cells in wrong.items()]
+        raise ConfigError("\n       ".join(lines))
+    return found
+
+
+def labels(cells: Sequence[Cell]) -> dict[Cell, str]:
+    """Short names: the method, and the settings in which cells of the same method differ."""
+    of_method: dict[Any, list[dict[str, Any]]] = {}
+    for settings in {cell.settings: dict(cell.settings) for cell in cells}.values():
+        of_method.setdefault(settings.get(METHOD), []).append(settings)
+    found = {}
+    for cell in cells:
+        rivals = of_method[dict(cell.settings).get(METHOD)]
+        differing = [
+            key
+            for key, value in cell.settings
+            if any(key not in rival or rival[key] != value for rival in rivals)
+        ]
+        found[cell] = _label(cell.settings, differing)
+    return found
+
+
+def _label(settings: Sequence[tuple[str, Any]], shown: Sequence[str]) -> str:
+    """E.g. "blend gamma=0.2"; the whole key where two of the settings end alike."""
+    given = dict(settings)
+    ends = Counter(key.rpartition(".")[2] for key in shown)
+    parts = [_text(given[METHOD])] if METHOD in given else []
+    for key in shown:
+        if key != METHOD:
+            end = key.rpartition(".")[2]
+            parts.append(f"{end if ends[end] == 1 else key}={_text(given[key])}")
+    return " ".join(parts) or "base"
+
+
+def _combinations(settings: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+    """All choices of one value per key; a value that is no list is the only choice."""
+    choices = []
+    for key, value in settings.items():
+        if isinstance(value, list) and not value:
+            raise ConfigError(f"{place}: {key}: empty list; give at least one value")
+        choices.append(value if isinstance(value, list) else [value])
+    return [dict(zip(settings, values, strict=True)) for values in product(*choices)]
+
+
+def _settings(data: Any, place: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{place}: expected settings such as 'train.lr: 0.001'")
+    for key, value in data.items():
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"{place}: {_json(key)}: expected a setting such as train.lr")
+        if key == "seed":
+            raise ConfigError(f"{place}: seed: the seeds of all cells belong under 'seeds'")
+        # A group would silently replace the base's whole group.
+        if any(isinstance(v, dict) for v in (value if isinstance(value, list) else [value])):
+            raise ConfigError(f"{place}: {key}: write single settings with dots, e.g. train.lr")
+    return data
+
+
+def _seeds(data: Any, place: str) -> list[int]:
+    if not isinstance(data, list) or not data:
+        raise ConfigError(f"{place}: give a list of seeds, e.g. [0, 1, 2]")
+    for seed in data:
+        if type(seed) is not int or seed < 0:
+            raise ConfigError(f"{place}: {_json(seed)}: a seed is a whole number from 0")
+        if data.count(seed) > 1:
+            raise ConfigError(f"{place}: {seed} is given twice")
+    return data
+
+
+def _method_of(base: Mapping[str, Any]) -> str:
+    """Name of the method that a file of settings chooses; the schema judges the file later."""
+    method = base.get("method")
+    name = method.get("name") if isinstance(method, dict) else None
+    return name if isinstance(name, str) else "blend"
+
+
+def _listed(names: Sequence[str], limit: int = 3) -> str:
+    different = list(dict.fromkeys(names))
+    rest = len(different) - limit
+    return ", ".join(different[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _text(value: Any) -> str:
+    return one_line(value if isinstance(value, str) else _json(value))
+
+
+def _json(value: Any) -> str:
+    # Dates, which YAML knows, have no place in settings; as a text they are refused by name.
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,219 @@
+"""`blend reproduce`: one table of the papers: its runs, and its numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from blend_core.errors import ConfigError, RunError
+from deploy.signals import uninterrupted
+
+if TYPE_CHECKING:
+    from blend_core.report.paper_report import Report
+    from blend_core.report.reproduced import Outcome
+    from blend_core.report.reproductions import PaperTable, Planned
+    from deploy.grid import Cell, Sweep
+    from deploy.sweep_runner import CellResult
+
+WIDTH = 80
+# What the runs' settings lie over.
+PAPER_PRESET, SHAPES_PRESET = "blend-paper", "quickstart"
+
+
+class On(StrEnum):
+    """Where a table may be made instead of the papers' datasets."""
+
+    SHAPES = "shapes"
+
+
+def reproduce(
+    table: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="Which table; none: list them.")
+    ] = None,
+    on: Annotated[
+        On | None,
+        typer.Option(help="The same rows on the built-in benchmark, in minutes."),
+    ] = None,
+    datasets: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Some of the datasets; none: all.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Seeds of every run.")] = "0,1,2",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print settings and runs, and stop.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for runs and report; finished runs in it are not repeated."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; none: as many as the cores allow.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Make a table of the papers again: run its sweep, put paper and ours side by side."""
+    with uninterrupted():  # A signal in the middle of an import may be swallowed by it.
+        from blend_core.report.paper_report import Report, write_report
+        from blend_core.report.papers import read_paper_tables
+        from blend_core.report.reproduced import join
+        from blend_core.report.reproductions import plan, read_reproductions
+        from deploy.sweep_runner import run_sweep
+
+    console = Console(highlight=False)
+    known = read_reproductions()
+    if table is None:
+        _list(known, console)
+        return
+    if table not in known:
+        raise ConfigError(f"{table}: unknown table; known: {', '.join(known)}")
+    chosen, given, numbers = known[table], _given(settings or []), _seeds(seeds)
+    names = None if datasets is None else _names(datasets)
+    planned = plan(chosen, names, on is not None, given)
+    sweep, cells = expand(planned, numbers, SHAPES_PRESET if on else PAPER_PRESET)
+    if dry_run:
+        _print_plan(chosen, planned, numbers, on is not None, given, len(sweep.cells), console)
+        return
+    folder = out or Path("runs") / f"reproduce-{table}{f'-on-{on}' if on else ''}"
+    try:
+        results = run_sweep(sweep, folder, jobs, console)
+    except ConfigError as error:  # A line per mistake, and nothing has started.
+        raise ConfigError(str(error).splitlines()[0]) from None
+    outcomes = _outcomes(cells, results)
+    papers = read_paper_tables()
+    entries = join(chosen, papers, planned, outcomes, on is not None)
+    report = Report(chosen, on is not None, numbers, given, planned, outcomes, entries)
+    print_report(report, papers, console)
+    for path in write_report(report, papers, folder):
+        console.print(f"written: {path}", markup=False, soft_wrap=True)
+    if lost := sum(len(outcome.failed) for outcome in outcomes):
+        raise RunError(f"{lost} results are missing; the same command runs what is missing again")
+
+
+def expand(
+    planned: Sequence[Planned], seeds: Sequence[int], base: str
+) -> tuple[Sweep, list[dict[int, Cell]]]:
+    """The sweep of a plan; rows with equal settings share their runs.
+
+    Returns:
+        The sweep, and for every planned row its cells by seed.
+    """
+    from deploy.grid import Cell, Sweep
+
+    cells = [
+        {seed: Cell(tuple(sorted(work.settings.items())), seed) for seed in seeds}
+        for work in planned
+    ]
+    different = dict.fromkeys(cell for by_seed in cells for cell in by_seed.values())
+    return Sweep(base, tuple(different)), cells
+
+
+def print_report(report: Report, papers: Mapping[str, Any], console: Console) -> None:
+    """Print settings, numbers and notes, at most 80 columns wide; grey: not comparable."""
+    from blend_core.report import paper_report as texts
+
+    width = min(WIDTH, console.width)
+    lines = texts.settings_lines(
+        report.table, report.planned, report.seeds, report.on_shapes, report.given
+    )
+    _print_lines([report.table.title, *(f"- {line}" for line in lines)], console)
+    numbers = texts.marks(report.entries)
+    for name, entries in texts.blocks(report.entries):
+        grid = Table(title=texts.block_title(name, papers), title_justify="left", title_style="")
+        for heading in texts.HEADINGS[:2]:
+            grid.add_column(heading, overflow="fold")
+        for heading in texts.HEADINGS[2:]:
+            grid.add_column(heading, justify="right", no_wrap=heading != "")
+        before = None
+        for entry in entries:
+            label, *cells = texts.cells(entry, numbers)
+            if before not in (None, entry.row):
+                grid.add_section()
+            style = "dim" if entry.reasons else ""
+            grid.add_row("" if entry.row is before else label, *cells, style=style)
+            before = entry.row
+        console.print(grid, width=width)
+    found = [f"{number}: {text}" for text, number in numbers.items()]
+    said = [f"- {note}" for note in texts.notes(report, papers)]
+    _print_lines([texts.LEGEND, *found, *said], console)
+
+
+def _print_plan(
+    table: PaperTable,
+    planned: Sequence[Planned],
+    seeds: Sequence[int],
+    on_shapes: bool,
+    given: Mapping[str, Any],
+    runs: int,
+    console: Console,
+) -> None:
+    """Settings with their sources, datasets, rows, seeds, and how many runs that is."""
+    from blend_core.report.paper_report import listed, settings_lines
+
+    datasets = list(dict.fromkeys(work.dataset for work in planned))
+    lines = settings_lines(table, planned, seeds, on_shapes, given)
+    _print_lines([table.title, *(f"- {line}" for line in lines)], console)
+    _print_lines([f"datasets: {', '.join(datasets)}", "rows:"], console)
+    for work in planned:
+        if work.dataset == datasets[0]:  # A row's own settings are the same on all datasets.
+            own = {"method.name": work.row.method} | {k: work.settings[k] for k in work.row.set}
+            end = ", before training" if work.row.block == "zero_shot" else ""
+            _print_lines([f"- {work.row.label}: {listed(own)}{end}"], console)
+    counts = f"{len(table.rows)} rows x {len(datasets)} datasets x {len(seeds)} seeds"
+    _print_lines([f"{counts}, equal runs once: {runs} runs"], console)
+
+
+def _list(known: Mapping[str, PaperTable], console: Console) -> None:
+    _print_lines([f"{name}: {table.title}" for name, table in known.items()], console)
+
+
+def _print_lines(lines: Sequence[str], console: Console) -> None:
+    for line in lines:
+        console.print(line, markup=False, width=min(WIDTH, console.width))
+
+
+def _outcomes(
+    cells: Sequence[Mapping[int, Cell]], results: Mapping[Cell, CellResult]
+) -> list[Outcome]:
+    """The runs of every planned row, read from their folders."""
+    from blend_core.report.reproduced import Outcome
+    from blend_core.report.runs import load_runs
+
+    outcomes = []
+    for by_seed in cells:
+        found = {seed: results[cell] for seed, cell in by_seed.items()}
+        failed = {s: str(result.reason) for s, result in found.items() if result.status == "failed"}
+        runs = {s: load_runs([found[s].folder])[0] for s in found if s not in failed}
+        outcomes.append(Outcome(runs, failed))
+    return outcomes
+
+
+def _given(settings: Sequence[str]) -> dict[str, Any]:
+    from blend_core.settings import _yaml_value
+
+    given = {}
+    for text in settings:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
+        given[key.strip()] = _yaml_value(value, f"--set {text}")
+    return given
+
+
+def _seeds(text: str) -> list[int]:
+    numbers = _names(text)
+    if not numbers or not all(number.isdecimal() for number in numbers):
+        raise ConfigError(f"--seeds {text}: expected whole numbers from 0, e.g. 0,1,2")
+    return list(dict.fromkeys(map(int, numbers)))
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

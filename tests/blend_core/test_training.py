@@ -1,0 +1,128 @@
+"""One local update: rates, steps, clipping, precision."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from blend_core.backbone import Backbone
+from blend_core.config import MethodConfig, TrainConfig
+from blend_core.data import ClientData, Labelled
+from blend_core.errors import RunError
+from blend_core.methods.base import Method
+from blend_core.methods.promptfl import PromptFL, PromptFLConfig
+from blend_core.training import local_update
+
+
+class Slope(Method):
+    """loss = 3 a + 4 b, whatever the images: every step's gradient is (3, 4), of norm 5."""
+
+    Config: ClassVar[type[MethodConfig]] = MethodConfig
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__(MethodConfig(name="slope"), backbone, 0)
+        self.a, self.b = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+        self.seen: list[int] = []
+
+    def shared(self):
+        return {"a": self.a, "b": self.b}
+
+    def loss(self, images, labels, classes):
+        self.seen.append(len(images))
+        return {"loss": 3 * self.a + 4 * self.b}
+
+    def learning_rate(self, name, lr):
+        return 10 * lr if name == "b" else lr
+
+
+def data(count: int) -> ClientData:
+    pixels = torch.full((3, 32, 32), 128, dtype=torch.uint8)
+    train = Labelled.of([pixels] * count, [0] * count)
+    return ClientData(("bus",), (), train, Labelled.of([], []), Labelled.of([], []))
+
+
+@pytest.fixture
+def slope(backbone):
+    def train(count: int, round: int = 1, rounds: int = 1, **settings):
+        method = Slope(backbone("tower_a"))
+        plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "batch_size": 4}
+        config = TrainConfig(**{**plain, "lr": 0.1, **settings})
+        classes = backbone("tower_a").tokenize(["bus"], "{}")
+        stats = local_update(method, data(count), classes, config, 0, "c", round, rounds)
+        return method, stats
+
+    return train
+
+
+def test_epochs_visit_every_image_and_keep_the_last_short_batch(slope):
+    method, stats = slope(10, local_epochs=2)
+    assert method.seen == [4, 4, 2, 4, 4, 2]
+    assert stats["steps"] == 6
+
+
+def test_local_steps_replace_epochs_and_go_over_the_images_again(slope):
+    assert slope(6, local_steps=5)[0].seen == [4, 2, 4, 2, 4]
+    assert slope(6, local_steps=1)[0].seen == [4]
+
+
+def test_a_method_may_give_a_tensor_its_own_rate(slope):
+    method, _ = slope(4)
+    assert method.a.item() == pytest.approx(-0.3)
+    assert method.b.item() == pytest.approx(-4.0)
+
+
+def test_cosine_is_a_function_of_round_and_step(slope):
+    """X3: the rate falls over all rounds, whoever was trained before."""
+    # Two steps in round 2 of 4: progress 1/4 and (1 + 1/2) / 4.
+    method, _ = slope(8, round=2, rounds=4, schedule="cosine")
+    rates = [0.5 * (1 + math.cos(math.pi * progress)) for progress in (0.25, 0.375)]
+    assert method.a.item() == pytest.approx(-0.3 * sum(rates), rel=1e-6)
+    first, _ = slope(4, round=1, rounds=4, schedule="cosine")
+    assert first.a.item() == pytest.approx(-0.3)
+
+
+def test_clipping_bounds_the_norm_of_a_steps_gradient(slope):
+    method, _ = slope(4, clip_norm=1.0)
+    assert method.a.item() == pytest.approx(-0.1 * 3 / 5, rel=1e-4)
+    assert method.b.item() == pytest.approx(-1.0 * 4 / 5, rel=1e-4)
+    loose, _ = slope(4, clip_norm=6.0)
+    assert loose.a.item() == pytest.approx(-0.3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_reduced_precision_trains_fp32_tensors_to_nearly_the_same_values(tower, precision):
+    draws = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (3, 32, 32), generator=draws, dtype=torch.uint8)] * 4
+    images = [image.roll(3 * i, 1) for i, image in enumerate(images)]
+    names = ("red fox", "bus", "snow_leopard", "F-16A")
+    none = Labelled.of([], [])
+    client = ClientData(names, (), Labelled.of(images, [0, 1, 2, 3]), none, none)
+
+    def trained(precision: str) -> np.ndarray:
+        frozen = Backbone.load(tower("tower_a"), precision=precision)
+        assert frozen.model.visual.conv1.weight.dtype == frozen.dtype
+        method = PromptFL(PromptFLConfig(name="promptfl", context_length=4), frozen, 0)
+        config = TrainConfig(optimizer="sgd", lr=0.01, local_steps=3, precision=precision)
+        classes = method.tokenize(names, "")
+        stats = local_update(method, client, classes, config, 0, "c", 1, 1)
+        assert stats.get("skipped_steps", 0) == 0
+        assert method.ctx.dtype == torch.float32
+        start = PromptFL(PromptFLConfig(name="promptfl", context_length=4), frozen, 0).ctx
+        return (method.ctx - start).detach().numpy()
+
+    exact, near = trained("fp32"), trained(precision)
+    assert np.linalg.norm(near - exact) <= 0.1 * np.linalg.norm(exact)
+    assert np.linalg.norm(exact) > 0
+
+
+def test_a_loss_that_is_not_finite_names_client_round_and_step(slope, backbone, monkeypatch):
+    monkeypatch.setattr(
+        Slope, "loss", lambda self, *_: {"loss": (self.a + 1) * float("inf")}, raising=True
+    )
+    with pytest.raises(RunError, match=r"c: the loss is inf in round 3, step 1; lower train\.lr"):
+        slope(4, round=3, rounds=3)

@@ -1,0 +1,158 @@
+"""`blend reproduce`: lists, plans, refuses, and makes a table on the built-in benchmark."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from blend_core.report.reproductions import plan, read_reproductions
+from deploy import cli
+from deploy.grid import resolve
+from deploy.reproduce import SHAPES_PRESET, expand
+
+TABLES = read_reproductions()
+TINY = ("rounds=1", "clients=2", "data.shots=2", "data.test_per_class=1")
+
+
+@pytest.fixture
+def blend(monkeypatch, capsys, tmp_path):
+    """Run the command in an empty folder: (arguments) -> exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["blend", "reproduce", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        output = capsys.readouterr()
+        code = caught.value.code
+        assert all(len(line) <= 80 for line in output.out.splitlines() if "/" not in line)
+        return (code if isinstance(code, int) else 0), output.out, output.err
+
+    return run
+
+
+def test_without_a_name_every_table_is_listed_on_a_line_of_its_own(blend):
+    code, output, _ = blend()
+    assert code == 0
+    assert [line.partition(":")[0] for line in output.splitlines()] == list(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "datasets", "runs"),
+    [
+        # Zero-shot stands in the first table twice: with the paper's Per. and with ours.
+        ("blend-table1", 5 + 1, 10, 5 * 10 * 3),
+        # And as a reference in those of BLEND alone, measured by its runs.
+        ("blend-ablation-aggregation", 5 + 1, 10, 5 * 10 * 3),
+        # Global none, 4, 16, 64, full; projection 4, 32, full, and 256, which is global 16.
+        ("blend-ablation-rank", 5 + 4 + 1, 10, (5 + 3) * 10 * 3),
+        # The grid, and the points of paper and code, which lie on it.
+        ("blend-gamma-lambda", 7 * 5 + 2 + 1, 10, 7 * 5 * 10 * 3),
+        ("pfedmma-table1", 6, 7, 6 * 7 * 3),
+        ("pfedmma-shift", 3 + 1, 2, 3 * 2 * 3),
+    ],
+)
+def test_a_dry_run_counts_the_runs_and_starts_none(blend, tmp_path, name, rows, datasets, runs):
+    code, output, _ = blend(name, "--dry-run")
+    assert code == 0
+    last = output.splitlines()[-1]
+    assert last == f"{rows} rows x {datasets} datasets x 3 seeds, equal runs once: {runs} runs"
+    text = " ".join(output.split())
+    for row in TABLES[name].rows:
+        assert f"- {row.label}: method.name {row.method}" in text
+    for dataset in TABLES[name].datasets:
+        assert dataset in text
+    assert "(stated in the paper)" in text
+    assert "(from the released code, the paper is silent)" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_datasets_and_seeds_restrict_a_table(blend):
+    options = ("--datasets", "dtd,eurosat", "--seeds", "3,4", "--dry-run")
+    assert blend("blend-table1", *options)[1].splitlines()[-1].endswith(": 20 runs")
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_on_shapes_the_rows_of_every_table_fit_the_tiny_model(name):
+    planned = plan(TABLES[name], None, True, {})
+    assert len(planned) == len(TABLES[name].rows)
+    # The rows of the grid of gamma and lambda differ in nothing that could fit or not.
+    experiments = resolve(expand(planned[:10], [0], SHAPES_PRESET)[0])
+    assert {experiment.data.kind for experiment in experiments.values()} == {"shapes"}
+    ranks = ("method.vision_rank", "method.text_rank", "method.projection_rank")
+    numbers = [work.settings.get(key) for work in planned for key in ranks]
+    assert all(number <= 128 for number in numbers if isinstance(number, int))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["table9"], f"error: table9: unknown table; known: {', '.join(TABLES)}"),
+        (
+            ["pfedmma-shift", "--datasets", "dtd"],
+            "error: --datasets dtd: not in pfedmma-shift; known: domainnet, office_caltech10",
+        ),
+        (
+            ["blend-table1", "--seeds", "0,one"],
+            "error: --seeds 0,one: expected whole numbers from 0, e.g. 0,1,2",
+        ),
+        (
+            ["blend-ablation-rank", "--on", "shapes", "--set", "method.vision_rank=2"],
+            "error: --set method.vision_rank: varied by blend-ablation-rank",
+        ),
+        (
+            ["blend-table1", "--set", "rounds"],
+            "error: --set rounds: expected key=value, e.g. --set rounds=3",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(blend, arguments, error):
+    assert blend(*arguments) == (2, "", f"{error}\n")
+
+
+def test_what_the_schema_does_not_know_is_refused_before_anything_starts(blend, tmp_path):
+    options = ("--on", "shapes", "--set", "train.rate=1")
+    code, output, errors = blend("blend-ablation-aggregation", *options)
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert "train.rate: unknown key" in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_papers_datasets_are_refused_before_anything_starts_where_they_are_missing(
+    blend, tmp_path
+):
+    code, output, errors = blend("blend-table1", "--datasets", "dtd", "--seeds", "0")
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert "data." in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_on_shapes_runs_and_reports_and_a_second_time_only_reports(blend, tmp_path):
+    settings = [word for text in TINY for word in ("--set", text)]
+    command = ("blend-ablation-aggregation", "--on", "shapes", "--seeds", "0", *settings)
+    code, output, _ = blend(*command)
+    assert code == 0
+    text = " ".join(output.split())
+    assert "rendered shapes, tiny model" in text
+    assert "implausibly low Per." in text
+    folder = tmp_path / "runs" / "reproduce-blend-ablation-aggregation-on-shapes"
+    runs = sorted(folder.glob("*/seed-0/results.json"))
+    assert len(runs) == 5
+    data = json.loads((folder / "report.json").read_text())
+    assert {entry["n"] for entry in data["entries"]} == {1}
+    assert not any(entry["comparable"] for entry in data["entries"])
+    final = {
+        results["config"]["method"]["aggregate"]: results["final"]["hmean"]
+        for results in (json.loads(path.read_text()) for path in runs)
+    }
+    shown = {e["row"]: e["ours"] for e in data["entries"] if e["metric"] == "hmean"}
+    assert shown["full"] == pytest.approx(final["full"])
+    assert shown["only_text"] == pytest.approx(final["text"])
+    files = {path.name for path in folder.iterdir()}
+    assert {"report.md", "report.csv", "report.json", "sweep.json"} <= files
+    before = [path.stat().st_mtime_ns for path in runs]
+    code, output, _ = blend(*command)
+    assert code == 0
+    assert [path.stat().st_mtime_ns for path in runs] == before
