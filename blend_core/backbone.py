@@ -198,7 +198,9 @@ class Backbone:
         tokens = self._tokenizer(prompts)
         end = tokens.argmax(dim=-1)
         tokens = tokens[:, : int(end.max()) + 1]
-        return Classes(tuple(names), tokens.to(self.device), end.to(self.device))
+        # Without weights (meta device) the tokens stay real: their lengths can be checked.
+        device = "cpu" if self.device.type == "meta" else self.device
+        return Classes(tuple(names), tokens.to(device), end.to(device))
 
     def encode_image(self, images: Tensor, adapters: Adapters = None) -> Tensor:
         """Class token after the last block, before the final norm.

@@ -40,11 +40,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-app.add_typer(bench)
-app.command()(sweep)
-app.command()(compare)
-app.command()(reproduce)
-
 STARTED = time.time()
 
 
@@ -147,6 +142,11 @@ def run(
     show(folder, console)
 
 
+for command in (sweep, compare, reproduce):
+    app.command()(command)
+app.add_typer(bench)
+
+
 def check(experiment: Experiment) -> None:
     """Find what cannot work before anything is written or started.
 
@@ -154,12 +154,16 @@ def check(experiment: Experiment) -> None:
         ConfigError: clients, site folders, backbone or method do not fit together.
     """
     from blend_core.backbone import Backbone
-    from blend_core.data import client_names
+    from blend_core.data import class_names, client_names
     from blend_core.methods import build_method
 
     if client_names(experiment) is None:
         raise ConfigError("data.kind = 'folders' needs data.root, the folder of all sites")
-    build_method(experiment.method, Backbone.describe(experiment.backbone), experiment.seed)
+    method = build_method(
+        experiment.method, Backbone.describe(experiment.backbone), experiment.seed
+    )
+    if names := class_names(experiment):
+        method.tokenize(names, experiment.data.template)
 
 
 def show(folder: Path, console: Console) -> None:

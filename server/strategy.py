@@ -15,7 +15,7 @@ from typing import Protocol
 
 from blend_core.backbone import Backbone
 from blend_core.config import Experiment, clients_per_round
-from blend_core.data import client_names
+from blend_core.data import class_names, client_names
 from blend_core.errors import (
     BlendError,
     FormationError,
@@ -103,6 +103,8 @@ class Coordinator:
                 clients=experiment.clients,
             )
             self.record.parameters = self.method.parameter_counts()
+            if names := class_names(experiment):  # Too long ones must not wait for the sites.
+                self.method.tokenize(names, experiment.data.template)
             shared = snapshot(self.method.shared())
             self.form()
             if self.method.trains:

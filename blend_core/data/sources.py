@@ -9,12 +9,12 @@ from blend_core.config import Experiment
 from blend_core.data.client_data import ClientData
 from blend_core.data.folders import load_folder
 from blend_core.data.listing import is_hidden
-from blend_core.data.shapes_benchmark import load_shapes
+from blend_core.data.shapes_benchmark import load_shapes, shapes_classes
 from blend_core.data.transforms import Preprocess
 from blend_core.errors import ConfigError, SiteError
 from blend_core.names import checked_name, client_name
 
-__all__ = ["client_names", "load_client_data"]
+__all__ = ["class_names", "client_names", "load_client_data"]
 
 
 def client_names(experiment: Experiment) -> list[str] | None:
@@ -33,6 +33,14 @@ def client_names(experiment: Experiment) -> list[str] | None:
     if experiment.data.root is None:
         return None
     return _site_names(Path(experiment.data.root), experiment.clients)
+
+
+def class_names(experiment: Experiment) -> tuple[str, ...]:
+    """Class names that the experiment alone decides; none where every site brings its own."""
+    if experiment.data.kind == "shapes":
+        base, new = shapes_classes(experiment)
+        return tuple(combination.name for combination in (*base, *new))
+    return tuple(experiment.data.classes)
 
 
 def _site_names(root: Path, clients: int) -> list[str]:

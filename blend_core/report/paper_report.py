@@ -165,11 +165,12 @@ def cells(entry: Entry, numbers: Mapping[str, int]) -> tuple[str, ...]:
     difference = DASH if entry.difference is None else f"{entry.difference:+.2f}"
     if entry.reasons and entry.difference is not None:
         difference = f"({difference})"
+    ours = "missing" if entry.ours is None and entry.missing else _percent(entry.ours)
     return (
         entry.row.label,
         METRIC_NAMES[entry.metric],
         _percent(entry.paper),
-        "missing" if entry.ours is None else _percent(entry.ours),
+        ours,
         difference,
         str(entry.n),
         _percent(entry.spread),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from blend_core import __version__
-from blend_core.errors import FormationError, SiteError
+from blend_core.errors import ConfigError, FormationError, SiteError
 from blend_core.settings import load_experiment
 from deploy import cli, folder
 from deploy.signals import Interrupted, interruptible, uninterrupted
@@ -202,3 +202,35 @@ def test_a_signal_that_an_importer_swallowed_does_not_make_the_others_deaf(monke
         with pytest.raises(Interrupted) as caught:
             send(signal.SIGTERM)
     assert caught.value.exit_code == 143
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["method.name=promptfl"], r"context_length = 16: .* at least 20 .* at most 12"),
+        (["method.name=promptfl", "method.context_length=12"], "class name too long: '.*' with a"),
+        (
+            ["method.name=fedpgp", "method.context_length=4", "method.prompts=2"],
+            r"method\.prompts = 2: must be 1",
+        ),
+        (["method.name=fedpgp", "method.context_length=4", "method.rank=129"], "rank = 129"),
+        (["method.name=pfedmma"], "last_blocks = 8: .* 6 blocks, .* 4; choose 1 to 4"),
+        (["method.name=pfedmma", "method.last_blocks=3", "method.rank=0"], r"method\.rank = 0"),
+        (["method.name=mma-fedavg", "method.last_blocks=3", "method.rank=200"], "rank = 200.*128"),
+        (["method.projection_rank=256"], "projection_rank = 256: the tower is 128 wide"),
+        (["method.vision_rank=0"], "vision_rank = 0: expected a number from 1"),
+        (["method.name=clip-lora", "method.rank=0"], r"method\.rank = 0"),
+        (["method.name=adaptformer", "method.rank=129"], "rank = 129"),
+        (["method.name=pfedmoap", "method.context_length=4", "method.gate_dim=96"], "divide 128"),
+        (["backbone.name=RN50-quickgelu", "backbone.weights=openai"], "no blocks for adapters"),
+        (
+            ["method.name=fedotp", "backbone.name=RN50-quickgelu", "backbone.weights=openai"],
+            "vision transformer",
+        ),
+    ],
+)
+def test_what_a_backbone_cannot_carry_is_one_line_before_anything_starts(settings, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        cli.check(load_experiment("quickstart", settings))
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2

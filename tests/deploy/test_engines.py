@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import ROWS
 
-from blend_core.config import Experiment
+from blend_core.config import Experiment, parse_experiment
 from blend_core.state import Generations
 from deploy.loop import run_loop
 from deploy.processes import run_processes
@@ -152,3 +153,38 @@ def test_a_killed_process_of_a_site_changes_no_byte(folder, tiny_experiment, vic
     run_processes(experiment, out, "killed", kill_in_round_two)
     assert len(killed) == 1
     assert hashes(out) == hashes(folder / f"calm-{victim}")
+
+
+@pytest.fixture
+def of_method(tiny_experiment):
+    """name -> a small experiment of that method."""
+
+    def build(name: str) -> Experiment:
+        plain = tiny_experiment(train={"optimizer": "sgd", "lr": 0.05}).to_json()
+        return parse_experiment({**plain, "method": {"name": name, **ROWS[name].small}})
+
+    return build
+
+
+# pFedMoAP is the one with tensors for single clients; the others differ in numbers alone.
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "pfedmoap" else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(ROWS)
+    ],
+)
+def test_every_method_gives_the_same_bytes_in_every_engine(folder, of_method, name):
+    experiment = of_method(name)
+    found = {}
+    for label, engine in (("l", run_loop), ("s", run_simulation), ("p", run_processes)):
+        out = folder / f"{label}-{name}"
+        engine(experiment, out, f"fed-{label}")
+        found[label] = {
+            key: results(out)[key] for key in ("zero_shot", "final", "bytes_per_round")
+        } | {"hashes": hashes(out)}
+    assert found["s"] == found["l"]
+    assert found["p"] == found["l"]
+    if name == "pfedmoap":
+        # Global prompt and one expert, 4 vectors of width 128 each.
+        assert set(found["p"]["bytes_per_round"]["down"].values()) == {2 * 4 * 4 * 128 + 128}
