@@ -41,7 +41,7 @@ def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:
         if key in CARRIER_KEYS or value == "":
             continue
         listed = isinstance(value, str) and value.startswith("[")
-        given[key] = _yaml_value(value, key) if listed else value
+        given[key] = yaml_value(value, key) if listed else value
     preset = settings.get("preset")
     return parse_experiment(_override(read_yaml(str(preset)) if preset else {}, given))
 
@@ -67,7 +67,7 @@ def load_experiment(source: str | None, overrides: Sequence[str] = ()) -> Experi
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
-        settings[key.strip()] = _yaml_value(value, f"--set {text}")
+        settings[key.strip()] = yaml_value(value, f"--set {text}")
     return _with_full_paths(
         parse_experiment(_override(read_yaml(source or "quickstart"), settings))
     )
@@ -126,7 +126,7 @@ def read_yaml(source: str, kind: str = "configs") -> dict[str, Any]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source}: cannot be read: {error}") from None
-    data = _yaml_value(text, source)
+    data = yaml_value(text, source)
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -153,7 +153,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _yaml_value(text: str, where: str) -> Any:
+def yaml_value(text: str, where: str) -> Any:
+    """The value that a YAML text means. Raises `ConfigError` that begins with `where`."""
     try:
         return yaml.load(text, _Loader)
     except Exception as error:  # The library lets errors of odd scalars through as they are.

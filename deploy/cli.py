@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,8 @@ from deploy.signals import Interrupted, interruptible, uninterrupted
 from deploy.sweep import sweep
 
 if TYPE_CHECKING:
-    from blend_core.config import Experiment
+    from blend_core.backbone import Backbone
+    from blend_core.config import BackboneConfig, Experiment
     from deploy.progress import Progress
 
 # Heavy modules (torch, Flower, pydantic) are imported where they are used: --help must be quick.
@@ -153,17 +155,22 @@ def check(experiment: Experiment) -> None:
     Raises:
         ConfigError: clients, site folders, backbone or method do not fit together.
     """
-    from blend_core.backbone import Backbone
     from blend_core.data import class_names, client_names
     from blend_core.methods import build_method
 
     if client_names(experiment) is None:
         raise ConfigError("data.kind = 'folders' needs data.root, the folder of all sites")
-    method = build_method(
-        experiment.method, Backbone.describe(experiment.backbone), experiment.seed
-    )
+    method = build_method(experiment.method, _described(experiment.backbone), experiment.seed)
     if names := class_names(experiment):
         method.tokenize(names, experiment.data.template)
+
+
+@lru_cache(maxsize=1)
+def _described(config: BackboneConfig) -> Backbone:
+    """A backbone without weights; a sweep checks hundreds of runs of the same."""
+    from blend_core.backbone import Backbone
+
+    return Backbone.describe(config)
 
 
 def show(folder: Path, console: Console) -> None:

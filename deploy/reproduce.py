@@ -94,8 +94,8 @@ def reproduce(
     print_report(report, papers, console)
     for path in write_report(report, papers, folder):
         console.print(f"written: {path}", markup=False, soft_wrap=True)
-    if lost := sum(len(outcome.failed) for outcome in outcomes):
-        raise RunError(f"{lost} results are missing; the same command runs what is missing again")
+    if lost := sum(result.status == "failed" for result in results.values()):
+        raise RunError(f"{lost} of {len(results)} runs failed; the same command runs them again")
 
 
 def expand(
@@ -197,14 +197,14 @@ def _outcomes(
 
 
 def _given(settings: Sequence[str]) -> dict[str, Any]:
-    from blend_core.settings import _yaml_value
+    from blend_core.settings import yaml_value
 
     given = {}
     for text in settings:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
-        given[key.strip()] = _yaml_value(value, f"--set {text}")
+        given[key.strip()] = yaml_value(value, f"--set {text}")
     return given
 
 
