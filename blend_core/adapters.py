@@ -6,7 +6,7 @@ Source: METHODS section 10.1, eq. (2); gradient scaling as in section 8.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from blend_core.errors import ConfigError
 from blend_core.randomness import torch_generator
 
-Fan = Literal["in", "out", "uniform", "zero"]
+# How weights start: Kaiming-normal by fan in or out, uniform, or zero.
+Init = Literal["in", "out", "uniform", "zero"]
+Activation = Callable[[Tensor], Tensor]
 
 
 class ScaleGradient(torch.autograd.Function):
@@ -40,28 +42,35 @@ def scale_gradient(x: Tensor, factor: float) -> Tensor:
     return scaled
 
 
-def kaiming_linear(
-    seed: int, name: str, inputs: int, outputs: int, fan: Fan, bias: bool = True
+def new_linear(
+    seed: int,
+    name: str,
+    inputs: int,
+    outputs: int,
+    init: Init,
+    bias: Literal["zero", "uniform", "none"] = "zero",
 ) -> nn.Linear:
-    """A linear layer [inputs] -> [outputs], Kaiming-normal with ReLU gain, bias 0.
+    """A linear layer [inputs] -> [outputs]; the draw depends on (seed, name) alone.
 
-    std = sqrt(2 / fan); "uniform" draws from +-1/sqrt(inputs) instead, which is torch's default
-    for a linear layer (Kaiming-uniform with a = sqrt(5)); "zero" sets the weights to 0. The draw
-    depends on (seed, name) alone.
+    Weights: "in" and "out" are Kaiming-normal with ReLU gain, std = sqrt(2 / inputs) and
+    sqrt(2 / outputs); "uniform" is +-1/sqrt(inputs), as torch's own layers start; "zero" is 0.
+    Bias: 0, uniform in +-1/sqrt(inputs), or none.
     """
-    layer = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device="cpu")
+    layer = nn.Linear(inputs, outputs, bias=bias != "none", device="meta").to_empty(device="cpu")
+    bound = 1 / math.sqrt(inputs)
     with torch.no_grad():
         draws = torch_generator(seed, "init", name)
-        if fan == "zero":
+        if init == "zero":
             layer.weight.zero_()
-        elif fan == "uniform":
-            bound = 1 / math.sqrt(inputs)
+        elif init == "uniform":
             layer.weight.uniform_(-bound, bound, generator=draws)
         else:
-            std = math.sqrt(2 / (inputs if fan == "in" else outputs))
+            std = math.sqrt(2 / (inputs if init == "in" else outputs))
             layer.weight.normal_(0.0, std, generator=draws)
-        if layer.bias is not None:
+        if bias == "zero":
             layer.bias.zero_()
+        elif bias == "uniform":
+            layer.bias.uniform_(-bound, bound, generator=draws)
     return layer
 
 
@@ -92,7 +101,13 @@ class BlockAdapter:
 
     The tower calls each hook with x [B, T, d] (T = 1 in a last block that is computed for the
     pooled token alone) and adds what comes back.
+
+    Attributes:
+        draws: the generator that the hooks draw from, if they do; the tower winds it back when
+            it computes a block again.
     """
+
+    draws: torch.Generator | None = None
 
     def to_attention(self, normed: Tensor, query_input: Tensor) -> tuple[Tensor, ...] | None:
         """What is added to queries, keys and values.
@@ -116,7 +131,7 @@ class BlockAdapter:
 
 
 class Bottleneck(nn.Module):
-    """up(ReLU(down(x))): width -> rank -> width.
+    """up(act(down(x))): width -> rank -> width; act is ReLU unless another is given.
 
     With biases it has A(d, r) = 2dr + r + d parameters.
     """
@@ -127,20 +142,21 @@ class Bottleneck(nn.Module):
         name: str,
         width: int,
         rank: int,
-        down: Fan = "out",
-        up: Fan = "out",
+        down: Init = "out",
+        up: Init = "out",
         bias: bool = True,
+        activation: Activation = torch.relu,
     ) -> None:
         super().__init__()
-        self.down = kaiming_linear(seed, f"{name}.down", width, rank, down, bias)
-        self.up = kaiming_linear(seed, f"{name}.up", rank, width, up, bias)
+        biases: Literal["zero", "none"] = "zero" if bias else "none"
+        self.down = new_linear(seed, f"{name}.down", width, rank, down, biases)
+        self.up = new_linear(seed, f"{name}.up", rank, width, up, biases)
+        self.activation = activation
 
-    def forward(self, x: Tensor, middle: nn.Module | None = None) -> Tensor:
-        """Map x [..., width] to [..., width], through a layer rank -> rank if there is one."""
-        hidden = torch.relu(self.down(x))
-        if middle is not None:
-            hidden = torch.relu(middle(hidden))
-        out: Tensor = self.up(hidden)
+    def forward(self, x: Tensor, between: Activation | None = None) -> Tensor:
+        """Map x [..., width] to [..., width]; `between` acts on the hidden [..., rank]."""
+        hidden = self.activation(self.down(x))
+        out: Tensor = self.up(hidden if between is None else between(hidden))
         return out
 
 
@@ -157,6 +173,7 @@ class ParallelAdapter(Bottleneck, BlockAdapter):
         tap: what the branch sees.
         gradient_scaling: whether parameters see the branch at unit scale.
         bias: biases in both layers.
+        activation: behind the down layer.
     """
 
     def __init__(
@@ -169,20 +186,21 @@ class ParallelAdapter(Bottleneck, BlockAdapter):
         tap: Literal["ln1", "raw"] = "ln1",
         gradient_scaling: bool = True,
         bias: bool = True,
+        activation: Activation = torch.relu,
     ) -> None:
-        super().__init__(seed, name, width, rank, bias=bias)
+        super().__init__(seed, name, width, rank, bias=bias, activation=activation)
         self.scale = scale
         self.tap = tap
         self.gradient_scaling = gradient_scaling
 
     def to_output(
-        self, block_input: Tensor, normed: Tensor, middle: nn.Module | None = None
+        self, block_input: Tensor, normed: Tensor, between: Activation | None = None
     ) -> Tensor:
-        """s times the branch, optionally through a middle layer; all [B, T, width]."""
+        """s times the branch, whose hidden state may pass through `between`; [B, T, width]."""
         x = normed if self.tap == "ln1" else block_input
         if not self.gradient_scaling:
-            return self.scale * self.forward(x, middle)
-        out = self.forward(scale_gradient(x, self.scale), middle)
+            return self.scale * self.forward(x, between)
+        out = self.forward(scale_gradient(x, self.scale), between)
         return self.scale * scale_gradient(out, 1.0 / self.scale)
 
 
@@ -196,11 +214,22 @@ def per_block(
 
 @dataclass(frozen=True)
 class CoupledAdapter(BlockAdapter):
-    """A parallel adapter with a middle layer that it shares with the other tower (METHODS 8)."""
+    """A parallel adapter with a middle layer that it shares with the other tower (METHODS 8).
+
+    Attributes:
+        adapter: of one block of one tower.
+        middle: layer rank -> rank.
+        activation: behind the middle layer; None: none.
+    """
 
     adapter: ParallelAdapter
     middle: nn.Module
+    activation: Activation | None = torch.relu
 
     def to_output(self, block_input: Tensor, normed: Tensor) -> Tensor:
-        """s * up(ReLU(middle(ReLU(down(.))))), [B, T, width]."""
-        return self.adapter.to_output(block_input, normed, self.middle)
+        """s times the branch through the middle layer, [B, T, width]."""
+        return self.adapter.to_output(block_input, normed, self._through_middle)
+
+    def _through_middle(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.middle(hidden)
+        return out if self.activation is None else self.activation(out)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -33,7 +33,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Adapters = Sequence[BlockAdapter | None] | None
 
 
-@dataclass(frozen=True)
+# Compared by identity, so that what is computed for a class list can be kept under it.
+@dataclass(frozen=True, eq=False)
 class Classes:
     """The class prompts that compete in one decision.
 
@@ -46,6 +47,11 @@ class Classes:
     names: tuple[str, ...]
     tokens: Tensor
     end: Tensor
+
+
+def unit(features: Tensor) -> Tensor:
+    """n(.): features [..., d] at L2 norm 1, in float32 whatever the precision."""
+    return F.normalize(features.float(), dim=-1)
 
 
 class Backbone:
@@ -166,13 +172,12 @@ class Backbone:
         blocks = [*visual.transformer.resblocks, *self.model.transformer.resblocks]
         return all(type(block) is ResidualAttentionBlock for block in blocks)
 
-    def require_transformers(self) -> None:
-        """Raise `ConfigError` unless both towers can take adapters in their blocks."""
+    def require_transformers(self, what: str = "blocks for adapters") -> None:
+        """Raise `ConfigError` unless both towers are plain transformers; `what` is missing else."""
         if not self.has_blocks:
             raise ConfigError(
                 f"backbone.name = {self.name!r}: its image tower is not a class-token vision "
-                "transformer, so it has no blocks for adapters; choose a ViT model, "
-                "e.g. ViT-B-16-quickgelu"
+                f"transformer, so it has no {what}; choose a ViT model, e.g. ViT-B-16-quickgelu"
             )
 
     def tokenize(self, names: Sequence[str], template: str) -> Classes:
@@ -237,10 +242,10 @@ class Backbone:
         projected: Tensor = (visual.ln_post(zeta) if norm else zeta) @ visual.proj
         return projected
 
-    def image_features(self, images: Tensor) -> Tensor:
-        """Frozen image features [B, d_e] of normalised images; any image tower will do."""
+    def image_features(self, images: Tensor, adapters: Adapters = None) -> Tensor:
+        """Image features [B, d_e] of normalised images; without adapters of any image tower."""
         if self.has_blocks:
-            return self.project_image(self.encode_image(images))
+            return self.project_image(self.encode_image(images, adapters))
         features: Tensor = self.model.visual(images)
         return features
 
@@ -248,20 +253,18 @@ class Backbone:
         self,
         classes: Classes,
         adapters: Adapters = None,
-        draws: torch.Generator | None = None,
-        change: Tensor | None = None,
+        projection_change: Tensor | None = None,
     ) -> Tensor:
         """Text features [C, d_e] of the class prompts, not normalised; see `encode_embeddings`."""
         embeddings = self.model.token_embedding(classes.tokens)
-        return self.encode_embeddings(embeddings, classes.end, adapters, draws, change)
+        return self.encode_embeddings(embeddings, classes.end, adapters, projection_change)
 
     def encode_embeddings(
         self,
         embeddings: Tensor,
         end: Tensor,
         adapters: Adapters = None,
-        draws: torch.Generator | None = None,
-        change: Tensor | None = None,
+        projection_change: Tensor | None = None,
     ) -> Tensor:
         """Text features [C, d_e] of token embeddings, not normalised.
 
@@ -273,15 +276,8 @@ class Backbone:
             embeddings: of the tokens, [C, L, d_t], without positions.
             end: position of each prompt's end-of-text token, int64 [C].
             adapters: one per block (or None).
-            draws: the generator that adapters draw from, if they do; it is wound back when a
-                chunk is computed again.
-            change: added to the frozen text projection [d_t, d_e].
+            projection_change: added to the frozen text projection [d_t, d_e].
         """
-        if embeddings.shape[1] > self.context_length:
-            raise ConfigError(
-                f"a prompt of {embeddings.shape[1]} tokens, {self.name} takes "
-                f"{self.context_length}; shorten the learned context or the class names"
-            )
 
         def encode(x: Tensor, pooled: Tensor) -> Tensor:
             model = self.model
@@ -289,7 +285,7 @@ class Backbone:
             x = _tower(model.transformer.resblocks, x, adapters, pooled, causal=True).squeeze(1)
             projection = model.text_projection
             features: Tensor = model.ln_final(x) @ (
-                projection if change is None else projection + change
+                projection if projection_change is None else projection + projection_change
             )
             return features
 
@@ -300,6 +296,8 @@ class Backbone:
             return encode(*chunks[0])
         if not torch.is_grad_enabled():
             return torch.cat([encode(*chunk) for chunk in chunks])
+        drawing = next((a.draws for a in adapters or () if a and a.draws is not None), None)
+        chunk_again = partial(_wound_back, drawing)
         return torch.cat(
             [
                 checkpoint(
@@ -307,9 +305,7 @@ class Backbone:
                     *chunk,
                     use_reentrant=False,
                     preserve_rng_state=False,
-                    context_fn=lambda: (
-                        (nullcontext(), nullcontext()) if draws is None else _wound_back(draws)
-                    ),
+                    context_fn=chunk_again,
                 )
                 for chunk in chunks
             ]
@@ -317,9 +313,11 @@ class Backbone:
 
 
 def _wound_back(
-    draws: torch.Generator,
+    draws: torch.Generator | None,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts of a pass and of its repetition, in which the generator draws the same again."""
+    if draws is None:
+        return nullcontext(), nullcontext()
     state: list[Tensor] = []
 
     @contextmanager

@@ -232,10 +232,11 @@ class Experiment(Section):
         named = {"name": "blend", **method}
         if not all(isinstance(key, str) for key in named) or not isinstance(named["name"], str):
             raise ValueError("method must be a mapping of settings with a name")
+        kind = config_class(named["name"])
         try:
-            return {**data, "method": config_class(named["name"])(**named)}
+            return {**data, "method": kind(**named)}
         except ValidationError as error:
-            raise ConfigError(_one_line(error, "method.")) from None
+            raise ConfigError(_one_line(error, kind, "method.")) from None
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
@@ -278,39 +279,33 @@ def parse_experiment(data: Mapping[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from None
+        raise ConfigError(_one_line(error, Experiment)) from None
     except RecursionError:
         raise ConfigError("the settings contain themselves (a YAML alias)") from None
 
 
-def _known_keys(prefix: str) -> list[str]:
-    """Dotted names of all settings; those of a method only where its fields are read."""
+def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted names of all settings of a model and its sections."""
     found: list[str] = []
-
-    def walk(model: type[BaseModel], path: str) -> None:
-        for name, field in model.model_fields.items():
-            kind = field.annotation
-            key = f"{path}{field.alias or name}"
-            if isinstance(kind, type) and issubclass(kind, Section) and not prefix:
-                walk(kind, f"{key}.")
-            found.append(key)
-
-    if prefix:
-        from blend_core.methods import config_class
-
-        walk(config_class("blend"), prefix)
-    else:
-        walk(Experiment, "")
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        key = f"{prefix}{field.alias or name}"
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found += _known_keys(kind, f"{key}.")
+        found.append(key)
     return found
 
 
-def _one_line(error: ValidationError, prefix: str = "") -> str:
+def _one_line(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """What is wrong, by key; for an unknown key the nearest one of the model that was read."""
     parts = []
     for item in error.errors(include_url=False):
-        key = prefix + ".".join(str(part) for part in item["loc"]) or "experiment"
+        place = ".".join(str(part) for part in item["loc"])
+        key = f"{prefix}{place}" or "experiment"
         if item["type"] == "extra_forbidden":
-            near = get_close_matches(key, _known_keys(prefix), 1)
-            parts.append(f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else ""))
+            near = get_close_matches(place, _known_keys(model), 1)
+            hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+            parts.append(f"{key}: unknown key{hint}")
             continue
         text = item["msg"].removeprefix("Value error, ")
         shown = item.get("input")

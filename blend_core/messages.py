@@ -132,7 +132,7 @@ def failure(request_kind: Kind, round: int, client: str, error: Exception) -> Re
     return Reply(request_kind, round, client, __version__, error=text, exit_code=code)
 
 
-def payload_bytes(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
+def tensor_bytes(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
     """Bytes that the tensors of one message take: 4 per value plus one array header.
 
     An empty set of tensors is sent as no array at all and costs 0 bytes.

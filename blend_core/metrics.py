@@ -16,6 +16,10 @@ METRIC_NAMES = {
     "hm": "HM",
 }
 METRICS = tuple(METRIC_NAMES)
+# What a harmonic mean is taken of.
+HARMONIC = {"hmean": ("per", "gen"), "hm": ("local", "base", "novel")}
+# Stands in every table where there is no value.
+DASH = "-"
 
 
 def percent(count: Sequence[int]) -> float | None:
@@ -61,12 +65,8 @@ def federation_metrics(counts: Mapping[str, Mapping[str, Sequence[int]]]) -> dic
 def _combine(
     local: float | None, base: float | None, novel: float | None
 ) -> dict[str, float | None]:
-    return {
-        "per": local,
-        "gen": novel,
-        "hmean": harmonic_mean([local, novel]),
-        "local": local,
-        "base": base,
-        "novel": novel,
-        "hm": harmonic_mean([local, base, novel]),
+    measured = {"per": local, "gen": novel, "local": local, "base": base, "novel": novel}
+    means = {
+        name: harmonic_mean([measured[part] for part in parts]) for name, parts in HARMONIC.items()
     }
+    return {name: {**measured, **means}[name] for name in METRICS}

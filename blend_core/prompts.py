@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from blend_core.backbone import unit
+from blend_core.config import MethodConfig
 from blend_core.errors import ConfigError
+from blend_core.methods.base import Method
 from blend_core.randomness import torch_generator
 
 if TYPE_CHECKING:
@@ -57,9 +61,15 @@ def tokenize_names(backbone: Backbone, names: Sequence[str], length: int) -> Cla
 
 
 def word_vectors(backbone: Backbone, words: str) -> Tensor:
-    """Token embeddings of a phrase [m, d_t], m its number of tokens: a context in words."""
+    """Token embeddings of a phrase [m, d_t], m its number of tokens: a context in words.
+
+    Raises:
+        ConfigError: the phrase has no tokens, or more than the tower takes.
+    """
     prompt = backbone.tokenize([words], "{}")
     tokens = prompt.tokens[0, 1 : int(prompt.end[0])]
+    if not len(tokens):
+        raise ConfigError(f"the phrase {words!r} has no words")
     vectors: Tensor = backbone.model.token_embedding(tokens).detach()
     return vectors
 
@@ -79,3 +89,38 @@ def encode_context(backbone: Backbone, classes: Classes, context: Tensor) -> Ten
     shared = context.to(names.dtype).expand(len(names), -1, -1)
     embeddings = torch.cat([names[:, :1], shared, names[:, 1:]], dim=1)
     return backbone.encode_embeddings(embeddings, classes.end + context.shape[0])
+
+
+class PromptConfig(MethodConfig):
+    """Settings of methods with a learned context."""
+
+    context_length: int = Field(16, ge=1, le=1000, description="m, learned vectors of a context")
+
+
+class PromptMethod(Method):
+    """Base of methods that score frozen image features against prompts with learned contexts:
+
+        logit_c = tau <n(z), n(t_c)>  (METHODS eq. 0), t_c the text features of [context][name_c].
+
+    The template of the data is not used: the context stands in its place.
+    """
+
+    # Vectors of the longest context, for which every class name must leave room.
+    longest: int
+
+    def __init__(self, config: PromptConfig, backbone: Backbone, seed: int) -> None:
+        super().__init__(config, backbone, seed)
+        require_room(backbone, "method.context_length", config.context_length)
+        self.longest = config.context_length
+
+    def tokenize(self, names: Sequence[str], template: str) -> Classes:
+        """The names alone. Raises `ConfigError` if one does not fit behind the context."""
+        return tokenize_names(self.backbone, names, self.longest)
+
+    def features(self, classes: Classes, context: Tensor) -> Tensor:
+        """Normalised text features [C, d_e] of the class names after a context [m, d_t]."""
+        return unit(encode_context(self.backbone, classes, context))
+
+    def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
+        """Logits [B, C] by eq. (0)."""
+        return self.backbone.logits(unit(self.backbone.image_features(images)), text)

@@ -62,15 +62,25 @@ def load_experiment(source: str | None, overrides: Sequence[str] = ()) -> Experi
     Raises:
         ConfigError: no such file, not YAML, unknown key, wrong type or value.
     """
+    settings = parse_overrides(overrides)
+    return _with_full_paths(
+        parse_experiment(_override(read_yaml(source or "quickstart"), settings))
+    )
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Dotted keys and values of `key=value` texts; values are YAML, a later one wins.
+
+    Raises:
+        ConfigError: no `=`, no key, or not YAML.
+    """
     settings: dict[str, Any] = {}
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
         settings[key.strip()] = yaml_value(value, f"--set {text}")
-    return _with_full_paths(
-        parse_experiment(_override(read_yaml(source or "quickstart"), settings))
-    )
+    return settings
 
 
 def _with_full_paths(experiment: Experiment) -> Experiment:

@@ -63,37 +63,39 @@ def local_update(
     sums: dict[str, float] = defaultdict(float)
     seen = skipped = 0
     method.draws = torch_generator(seed, "method", client, round)
-    for step, (batch, draws) in enumerate(
-        _batches(len(images), steps, config.batch_size, seed, client, round)
-    ):
-        chosen = [images[i] for i in batch.tolist()]
-        pixels = augment(chosen, preprocess, config.crop_scale, config.flip, draws)
-        with backbone.autocast():
-            losses = method.loss(
-                normalise(pixels, preprocess, backbone.device),
-                labels[batch].to(backbone.device),
-                classes,
-            )
-        if not torch.isfinite(losses["loss"]):
-            raise RunError(
-                f"{client}: the loss is {losses['loss'].item()} in round {round}, step "
-                f"{step + 1}; lower train.lr (now {config.lr})"
-            )
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * _decay(config, round, step, rounds, steps)
-        optimizer.zero_grad(set_to_none=True)
-        scaler.scale(losses["loss"]).backward()
-        if config.clip_norm is not None:
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
-        scaler.step(optimizer)
-        scale = scaler.get_scale()
-        scaler.update()
-        skipped += scaler.get_scale() < scale
-        for name, value in losses.items():
-            sums[name] += value.item() * len(batch)
-        seen += len(batch)
-    method.draws = None
+    try:
+        for step, (batch, draws) in enumerate(
+            _batches(len(images), steps, config.batch_size, seed, client, round)
+        ):
+            chosen = [images[i] for i in batch.tolist()]
+            pixels = augment(chosen, preprocess, config.crop_scale, config.flip, draws)
+            with backbone.autocast():
+                losses = method.loss(
+                    normalise(pixels, preprocess, backbone.device),
+                    labels[batch].to(backbone.device),
+                    classes,
+                )
+            if not torch.isfinite(losses["loss"]):
+                raise RunError(
+                    f"{client}: the loss is {losses['loss'].item()} in round {round}, step "
+                    f"{step + 1}; lower train.lr (now {config.lr})"
+                )
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * _decay(config, round, step, rounds, steps)
+            optimizer.zero_grad(set_to_none=True)
+            scaler.scale(losses["loss"]).backward()
+            if config.clip_norm is not None:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(trained, config.clip_norm)
+            scaler.step(optimizer)
+            scale = scaler.get_scale()
+            scaler.update()
+            skipped += scaler.get_scale() < scale
+            for name, value in losses.items():
+                sums[name] += value.item() * len(batch)
+            seen += len(batch)
+    finally:
+        method.draws = None
     means = {name: total / seen for name, total in sums.items()}
     return {**means, "steps": steps, **({"skipped_steps": skipped} if half else {})}
 

@@ -114,7 +114,7 @@ class Node:
         restore(
             loaded.method.private(), {n: v for n, v in state.items() if not n.startswith(UPLOAD)}
         )
-        loaded.method.receive(request.payload, upload)
+        loaded.method.begin(request.payload, upload)
 
     def _state(self, request: Request, loaded: _Loaded) -> Tensors:
         """The newest generation before this round: private tensors and, if kept, the upload.
@@ -205,7 +205,7 @@ class _Loaded:
         self.method.observe(self.data, self.base)
         self.initial_private = snapshot(self.method.private())
         settings = experiment.method.model_dump_json().encode()
-        # What a private state belongs to; see `Node._private`.
+        # What a private state belongs to; see `Node._state`.
         self.state_header = {
             "method": experiment.method.name,
             "settings of the method": hashlib.sha256(settings).hexdigest(),

@@ -36,17 +36,25 @@ def app_config() -> str:
     components = "".join(f'{key} = "{value}"\n' for key, value in COMPONENTS.items())
     lines = [HEAD + components, "[tool.flwr.app.config]"]
     lines += [f'{key} = "{"quickstart" if key == "preset" else ""}"' for key in CARRIER_KEYS]
-    known: dict[str, str] = dict(_settings(Experiment, ""))
-    owners: dict[str, list[str]] = {}
+    helps = {**dict(_settings(Experiment, "")), **_method_settings()}
+    lines += [f"{key} = {SET.get(key, EMPTY)} # {text}" for key, text in helps.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _method_settings() -> dict[str, str]:
+    """Key -> help of the methods that have it, named before it unless all of them do."""
+    owners: dict[str, dict[str, list[str]]] = {}
     for name in BUILT_IN:
         for key, text in _settings(config_class(name), "method."):
-            known.setdefault(key, text)
-            owners.setdefault(key, []).append(name)
-    del owners["method.name"]
-    for key, text in known.items():
-        of = f"{', '.join(owners[key])}: " if key in owners else ""
-        lines.append(f"{key} = {SET.get(key, EMPTY)} # {of}{text}")
-    return "\n".join(lines) + "\n"
+            owners.setdefault(key, {}).setdefault(text, []).append(name)
+    found = {}
+    for key, texts in owners.items():
+        parts = (
+            text if len(names) == len(BUILT_IN) else f"{', '.join(names)}: {text}"
+            for text, names in texts.items()
+        )
+        found[key] = "; ".join(parts)
+    return found
 
 
 def _settings(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from deploy.options import Overrides
+
 bench = typer.Typer(name="bench", help="Measure the product on this machine.", no_args_is_help=True)
 
 
@@ -23,9 +25,7 @@ def messages(
 @bench.command()
 def engines(
     config: Annotated[str, typer.Argument(help="Preset or YAML file.")] = "quickstart",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
-    ] = None,
+    settings: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; none: temporary.")] = None,
 ) -> None:
     """All engines give the same bytes: run an experiment in each and compare."""
@@ -37,9 +37,7 @@ def engines(
 @bench.command()
 def shapes(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...")] = 3,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
-    ] = None,
+    settings: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; none: temporary.")] = None,
 ) -> None:
     """BLEND against zero-shot CLIP on the built-in benchmark: 10 clients, 20 rounds."""

@@ -10,8 +10,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,13 +20,12 @@ from blend_core import __version__
 from blend_core.errors import BlendError, ConfigError, RunError
 from deploy.bench import bench
 from deploy.compare import compare
+from deploy.options import Debug, Engine, Overrides
 from deploy.reproduce import reproduce
 from deploy.signals import Interrupted, interruptible, uninterrupted
 from deploy.sweep import sweep
 
 if TYPE_CHECKING:
-    from blend_core.backbone import Backbone
-    from blend_core.config import BackboneConfig, Experiment
     from deploy.progress import Progress
 
 # Heavy modules (torch, Flower, pydantic) are imported where they are used: --help must be quick.
@@ -43,14 +40,6 @@ app = typer.Typer(
 )
 
 STARTED = time.time()
-
-
-class Engine(StrEnum):
-    """How the clients of a run are computed; the numbers are the same."""
-
-    LOOP = "loop"
-    SIMULATION = "simulation"
-    PROCESSES = "processes"
 
 
 def main() -> None:
@@ -87,9 +76,7 @@ def blend(
 
 @app.command()
 def run(
-    config: Annotated[
-        str | None, typer.Argument(help="Name of a preset or a YAML file; none: quickstart.")
-    ] = None,
+    config: Annotated[str | None, typer.Argument()] = None,
     engine: Annotated[
         Engine,
         typer.Option(
@@ -97,10 +84,7 @@ def run(
             "simulation: Ray; loop: this process. All give the same numbers."
         ),
     ] = Engine.PROCESSES,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated."),
-    ] = None,
+    settings: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(help="New or empty folder for everything; none: runs/METHOD-DATE-TIME."),
@@ -112,12 +96,16 @@ def run(
     start_timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds that SuperLink and ServerApp may take to start.")
     ] = 120.0,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Debug = False,
 ) -> None:
-    """Run an experiment and print its table."""
+    """Run an experiment and print its table.
+
+    CONFIG is the name of a preset or a YAML file; without it: quickstart.
+    """
     # A signal in the middle of an import may be swallowed by it.
     with uninterrupted():
         from blend_core.settings import load_experiment
+        from deploy.check import check
         from deploy.folder import compact_yaml, prepare_folder
         from deploy.loop import run_loop
         from deploy.processes import run_processes
@@ -147,30 +135,6 @@ def run(
 for command in (sweep, compare, reproduce):
     app.command()(command)
 app.add_typer(bench)
-
-
-def check(experiment: Experiment) -> None:
-    """Find what cannot work before anything is written or started.
-
-    Raises:
-        ConfigError: clients, site folders, backbone or method do not fit together.
-    """
-    from blend_core.data import class_names, client_names
-    from blend_core.methods import build_method
-
-    if client_names(experiment) is None:
-        raise ConfigError("data.kind = 'folders' needs data.root, the folder of all sites")
-    method = build_method(experiment.method, _described(experiment.backbone), experiment.seed)
-    if names := class_names(experiment):
-        method.tokenize(names, experiment.data.template)
-
-
-@lru_cache(maxsize=1)
-def _described(config: BackboneConfig) -> Backbone:
-    """A backbone without weights; a sweep checks hundreds of runs of the same."""
-    from blend_core.backbone import Backbone
-
-    return Backbone.describe(config)
 
 
 def show(folder: Path, console: Console) -> None:

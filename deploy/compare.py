@@ -11,17 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deploy.options import Debug
+from deploy.table import WIDTH
+
 if TYPE_CHECKING:
     from blend_core.report.comparison import Comparison
 
-WIDTH = 80
-
 
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders, or folders that hold runs."),
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -35,8 +33,12 @@ def compare(
         Path | None,
         typer.Option(help="Folder for compare.md, .csv, .json, .tex, .png and .svg; none: print."),
     ] = None,
+    debug: Debug = False,
 ) -> None:
-    """Compare finished runs: means over seeds, costs, paired t-tests against a baseline."""
+    """Compare finished runs: means over seeds, costs, paired t-tests against a baseline.
+
+    Each RUN is the folder of a run, or a folder that holds runs, such as that of a sweep.
+    """
     from blend_core.report.comparison import compare as compare_runs
     from blend_core.report.runs import load_runs
 
@@ -53,15 +55,15 @@ def compare(
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print metrics, costs and test in tables of at most 80 columns, then what must be known."""
-    from blend_core.report.tables import blocks, remarks
+    from blend_core.report.tables import columns, remarks
 
     width = min(WIDTH, console.width)
-    for block in blocks(comparison, digits=1):
-        table = Table(title=block.title, title_justify="left", title_style="")
+    for part in columns(comparison, digits=1):
+        table = Table(title=part.title, title_justify="left", title_style="")
         table.add_column("", overflow="fold", min_width=13)
-        for heading in block.headings:
+        for heading in part.headings:
             table.add_column(heading, justify="right")
-        for line, cells in zip(comparison.lines, block.rows, strict=True):
+        for line, cells in zip(comparison.lines, part.rows, strict=True):
             # The spread on a line of its own: seven metrics must fit side by side.
             label = Text(line.row.label)  # A list of layers is no markup.
             table.add_row(label, *(cell.replace(" ± ", "\n±") for cell in cells))

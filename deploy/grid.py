@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from blend_core.errors import BlendError, ConfigError, one_line
+from blend_core.report.labels import differing, settings_label
+from deploy.check import check
 
 if TYPE_CHECKING:
     from blend_core.config import Experiment
@@ -119,7 +120,6 @@ def resolve(sweep: Sweep) -> dict[Cell, Experiment]:
         ConfigError: what is wrong with which cells; one line per mistake.
     """
     from blend_core.settings import load_experiment
-    from deploy.cli import check
 
     names = labels(sweep.cells)
     found: dict[Cell, Experiment] = {}
@@ -144,28 +144,20 @@ def labels(cells: Sequence[Cell]) -> dict[Cell, str]:
     of_method: dict[Any, list[dict[str, Any]]] = {}
     for settings in {cell.settings: dict(cell.settings) for cell in cells}.values():
         of_method.setdefault(settings.get(METHOD), []).append(settings)
+    telling = {method: set(differing(rivals)) for method, rivals in of_method.items()}
     found = {}
     for cell in cells:
-        rivals = of_method[dict(cell.settings).get(METHOD)]
-        differing = [
-            key
-            for key, value in cell.settings
-            if any(key not in rival or rival[key] != value for rival in rivals)
-        ]
-        found[cell] = _label(cell.settings, differing)
+        shown = telling[dict(cell.settings).get(METHOD)]
+        found[cell] = _label(cell.settings, [key for key, _ in cell.settings if key in shown])
     return found
 
 
 def _label(settings: Sequence[tuple[str, Any]], shown: Sequence[str]) -> str:
-    """E.g. "blend gamma=0.2"; the whole key where two of the settings end alike."""
+    """E.g. "blend gamma=0.2"."""
     given = dict(settings)
-    ends = Counter(key.rpartition(".")[2] for key in shown)
-    parts = [_text(given[METHOD])] if METHOD in given else []
-    for key in shown:
-        if key != METHOD:
-            end = key.rpartition(".")[2]
-            parts.append(f"{end if ends[end] == 1 else key}={_text(given[key])}")
-    return " ".join(parts) or "base"
+    method = _text(given[METHOD]) if METHOD in given else ""
+    rest = settings_label(given, [key for key in shown if key != METHOD], _text)
+    return f"{method} {rest}".strip() or "base"
 
 
 def _combinations(settings: Mapping[str, Any], place: str) -> list[dict[str, Any]]:

@@ -12,16 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from blend_core.errors import ConfigError, RunError
+from deploy.options import Debug, Overrides
 from deploy.signals import uninterrupted
+from deploy.table import WIDTH
 
 if TYPE_CHECKING:
     from blend_core.report.paper_report import Report
     from blend_core.report.reproduced import Outcome
-    from blend_core.report.reproductions import PaperTable, Planned
+    from blend_core.report.reproductions import PaperTable, Plan
     from deploy.grid import Cell, Sweep
     from deploy.sweep_runner import CellResult
 
-WIDTH = 80
 # What the runs' settings lie over.
 PAPER_PRESET, SHAPES_PRESET = "blend-paper", "quickstart"
 
@@ -33,9 +34,7 @@ class On(StrEnum):
 
 
 def reproduce(
-    table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="Which table; none: list them.")
-    ] = None,
+    table: Annotated[str | None, typer.Argument()] = None,
     on: Annotated[
         On | None,
         typer.Option(help="The same rows on the built-in benchmark, in minutes."),
@@ -44,10 +43,7 @@ def reproduce(
         str | None, typer.Option(metavar="A,B", help="Some of the datasets; none: all.")
     ] = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Seeds of every run.")] = "0,1,2",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated."),
-    ] = None,
+    settings: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print settings and runs, and stop.")
     ] = False,
@@ -58,14 +54,18 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; none: as many as the cores allow.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Debug = False,
 ) -> None:
-    """Make a table of the papers again: run its sweep, put paper and ours side by side."""
+    """Make a table of the papers again: run its sweep, put paper and ours side by side.
+
+    TABLE is a name of the list that the command prints without it.
+    """
     with uninterrupted():  # A signal in the middle of an import may be swallowed by it.
         from blend_core.report.paper_report import Report, write_report
         from blend_core.report.papers import read_paper_tables
         from blend_core.report.reproduced import join
         from blend_core.report.reproductions import plan, read_reproductions
+        from blend_core.settings import parse_overrides
         from deploy.sweep_runner import run_sweep
 
     console = Console(highlight=False)
@@ -75,22 +75,21 @@ def reproduce(
         return
     if table not in known:
         raise ConfigError(f"{table}: unknown table; known: {', '.join(known)}")
-    chosen, given, numbers = known[table], _given(settings or []), _seeds(seeds)
-    names = None if datasets is None else _names(datasets)
-    planned = plan(chosen, names, on is not None, given)
-    sweep, cells = expand(planned, numbers, SHAPES_PRESET if on else PAPER_PRESET)
+    names = None if datasets is None else _names("--datasets", datasets)
+    given = parse_overrides(settings or [])
+    planned = plan(known[table], names, _seeds(seeds), on is not None, given)
+    sweep, cells = expand(planned)
     if dry_run:
-        _print_plan(chosen, planned, numbers, on is not None, given, len(sweep.cells), console)
+        _print_plan(planned, sweep, console)
         return
     folder = out or Path("runs") / f"reproduce-{table}{f'-on-{on}' if on else ''}"
     try:
         results = run_sweep(sweep, folder, jobs, console)
-    except ConfigError as error:  # A line per mistake, and nothing has started.
-        raise ConfigError(str(error).splitlines()[0]) from None
+    except ConfigError as error:
+        raise ConfigError(_first_line(error)) from None
     outcomes = _outcomes(cells, results)
     papers = read_paper_tables()
-    entries = join(chosen, papers, planned, outcomes, on is not None)
-    report = Report(chosen, on is not None, numbers, given, planned, outcomes, entries)
+    report = Report(planned, outcomes, join(planned, papers, outcomes))
     print_report(report, papers, console)
     for path in write_report(report, papers, folder):
         console.print(f"written: {path}", markup=False, soft_wrap=True)
@@ -98,9 +97,7 @@ def reproduce(
         raise RunError(f"{lost} of {len(results)} runs failed; the same command runs them again")
 
 
-def expand(
-    planned: Sequence[Planned], seeds: Sequence[int], base: str
-) -> tuple[Sweep, list[dict[int, Cell]]]:
+def expand(plan: Plan) -> tuple[Sweep, list[dict[int, Cell]]]:
     """The sweep of a plan; rows with equal settings share their runs.
 
     Returns:
@@ -109,11 +106,11 @@ def expand(
     from deploy.grid import Cell, Sweep
 
     cells = [
-        {seed: Cell(tuple(sorted(work.settings.items())), seed) for seed in seeds}
-        for work in planned
+        {seed: Cell(tuple(sorted(work.settings.items())), seed) for seed in plan.seeds}
+        for work in plan.planned
     ]
     different = dict.fromkeys(cell for by_seed in cells for cell in by_seed.values())
-    return Sweep(base, tuple(different)), cells
+    return Sweep(SHAPES_PRESET if plan.on_shapes else PAPER_PRESET, tuple(different)), cells
 
 
 def print_report(report: Report, papers: Mapping[str, Any], console: Console) -> None:
@@ -121,13 +118,11 @@ def print_report(report: Report, papers: Mapping[str, Any], console: Console) ->
     from blend_core.report import paper_report as texts
 
     width = min(WIDTH, console.width)
-    lines = texts.settings_lines(
-        report.table, report.planned, report.seeds, report.on_shapes, report.given
-    )
-    _print_lines([report.table.title, *(f"- {line}" for line in lines)], console)
+    lines = texts.settings_lines(report.plan)
+    _print_lines([report.plan.table.title, *(f"- {line}" for line in lines)], console)
     numbers = texts.marks(report.entries)
-    for name, entries in texts.blocks(report.entries):
-        grid = Table(title=texts.block_title(name, papers), title_justify="left", title_style="")
+    for name, entries in texts.by_dataset(report.entries):
+        grid = Table(title=texts.dataset_title(name, papers), title_justify="left", title_style="")
         for heading in texts.HEADINGS[:2]:
             grid.add_column(heading, overflow="fold")
         for heading in texts.HEADINGS[2:]:
@@ -146,29 +141,25 @@ def print_report(report: Report, papers: Mapping[str, Any], console: Console) ->
     _print_lines([texts.LEGEND, *found, *said], console)
 
 
-def _print_plan(
-    table: PaperTable,
-    planned: Sequence[Planned],
-    seeds: Sequence[int],
-    on_shapes: bool,
-    given: Mapping[str, Any],
-    runs: int,
-    console: Console,
-) -> None:
-    """Settings with their sources, datasets, rows, seeds, and how many runs that is."""
+def _print_plan(plan: Plan, sweep: Sweep, console: Console) -> None:
+    """Settings with their sources, datasets, rows, how many runs that is, and what forbids them."""
     from blend_core.report.paper_report import listed, settings_lines
+    from deploy.grid import resolve
 
-    datasets = list(dict.fromkeys(work.dataset for work in planned))
-    lines = settings_lines(table, planned, seeds, on_shapes, given)
-    _print_lines([table.title, *(f"- {line}" for line in lines)], console)
+    table, datasets = plan.table, plan.datasets
+    _print_lines([table.title, *(f"- {line}" for line in settings_lines(plan))], console)
     _print_lines([f"datasets: {', '.join(datasets)}", "rows:"], console)
-    for work in planned:
+    for work in plan.planned:
         if work.dataset == datasets[0]:  # A row's own settings are the same on all datasets.
             own = {"method.name": work.row.method} | {k: work.settings[k] for k in work.row.set}
-            end = ", before training" if work.row.block == "zero_shot" else ""
+            end = ", before training" if work.row.measured == "zero_shot" else ""
             _print_lines([f"- {work.row.label}: {listed(own)}{end}"], console)
-    counts = f"{len(table.rows)} rows x {len(datasets)} datasets x {len(seeds)} seeds"
-    _print_lines([f"{counts}, equal runs once: {runs} runs"], console)
+    counts = f"{len(table.rows)} rows x {len(datasets)} datasets x {len(plan.seeds)} seeds"
+    _print_lines([f"{counts}, equal runs once: {len(sweep.cells)} runs"], console)
+    try:
+        resolve(sweep)
+    except ConfigError as error:
+        _print_lines([f"cannot run: {_first_line(error)}"], console)
 
 
 def _list(known: Mapping[str, PaperTable], console: Console) -> None:
@@ -196,24 +187,20 @@ def _outcomes(
     return outcomes
 
 
-def _given(settings: Sequence[str]) -> dict[str, Any]:
-    from blend_core.settings import yaml_value
-
-    given = {}
-    for text in settings:
-        key, separator, value = text.partition("=")
-        if not separator or not key.strip():
-            raise ConfigError(f"--set {text}: expected key=value, e.g. --set rounds=3")
-        given[key.strip()] = yaml_value(value, f"--set {text}")
-    return given
+def _first_line(error: ConfigError) -> str:
+    """The first mistake of a sweep, which has a line for each."""
+    return str(error).splitlines()[0]
 
 
 def _seeds(text: str) -> list[int]:
-    numbers = _names(text)
-    if not numbers or not all(number.isdecimal() for number in numbers):
+    numbers = _names("--seeds", text)
+    if not all(number.isdecimal() for number in numbers):
         raise ConfigError(f"--seeds {text}: expected whole numbers from 0, e.g. 0,1,2")
     return list(dict.fromkeys(map(int, numbers)))
 
 
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+def _names(option: str, text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ConfigError(f"{option}: empty list; name at least one, or leave the option out")
+    return names

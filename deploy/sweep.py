@@ -11,14 +11,13 @@ import typer
 from rich.console import Console
 
 from deploy.grid import Cell, Sweep, labels, read_grid, resolve
+from deploy.options import Debug, Engine
 from deploy.signals import Interrupted, uninterrupted
-from deploy.sweep_runner import DAY, ENGINES, CellResult, run_sweep
-
-__all__ = ["Cell", "CellResult", "Sweep", "print_summary", "read_grid", "run_sweep", "sweep"]
+from deploy.sweep_runner import DAY, CellResult, run_sweep
 
 
 def sweep(
-    grid: Annotated[str, typer.Argument(help="A YAML file, or a grid that comes along: example.")],
+    grid: str,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for all runs, new or of the same sweep; none: runs/sweep-NAME."),
@@ -29,16 +28,18 @@ def sweep(
             min=1, help="Runs at a time; none: as many as cores allow, with a GPU one by one."
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="|".join(ENGINES), help="As of a run.")] = "loop",
+    engine: Annotated[Engine, typer.Option(help="As of a run.")] = Engine.LOOP,
     cell_timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a run is ended as failed.")
     ] = DAY,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print the runs; start nothing.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Run a grid of methods, settings and seeds; again: what has not finished.
+
+    GRID is a YAML file, or the name of a grid that comes along, such as example.
 
     A run whose settings or package version have changed is repeated, and its folder replaced.
     """

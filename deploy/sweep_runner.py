@@ -18,6 +18,7 @@ from blend_core.errors import BlendError, ConfigError, one_line
 from deploy.children import Child, Family, telling_lines
 from deploy.events import EventTail
 from deploy.grid import Cell, Sweep, labels, resolve
+from deploy.options import Engine
 from deploy.relatives import MARKER
 from deploy.signals import uninterrupted
 from deploy.sweep_folder import (
@@ -33,7 +34,6 @@ from deploy.sweep_view import SweepView
 if TYPE_CHECKING:
     from blend_core.config import Experiment
 
-ENGINES = ("loop", "simulation", "processes")
 DAY = 86400.0
 LOOK_SECONDS = 0.1
 # Seconds in which a run that is asked to end has ended its own processes.
@@ -66,7 +66,7 @@ def run_sweep(
     out: Path,
     jobs: int | None,
     console: Console,
-    engine: str = "loop",
+    engine: Engine = Engine.LOOP,
     cell_timeout: float = DAY,
 ) -> dict[Cell, CellResult]:
     """Run all cells that have not finished in `out`; a failing one does not stop the others.
@@ -76,7 +76,7 @@ def run_sweep(
         out: new folder, or that of an earlier sweep.
         jobs: runs at a time, from 1; None: as the machine allows.
         console: where progress is shown.
-        engine: "loop", "simulation" or "processes"; the numbers are the same.
+        engine: of every run; the numbers are the same.
         cell_timeout: seconds after which a run is ended and counts as failed.
 
     Returns:
@@ -85,8 +85,6 @@ def run_sweep(
     Raises:
         ConfigError: a cell is wrong, or `out` cannot be used; nothing has been started.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"--engine {engine}: unknown; known: {', '.join(ENGINES)}")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs {jobs}: must be at least 1")
     with uninterrupted():  # A signal in the middle of an import may be swallowed by it.
@@ -116,7 +114,7 @@ class _Runner:
         experiments: Mapping[Cell, Experiment],
         out: Path,
         console: Console,
-        engine: str,
+        engine: Engine,
         timeout: float,
     ) -> None:
         self.experiments = experiments
@@ -231,13 +229,13 @@ class _Runner:
         write_record(self.out, {**self.facts, "cells": cells})
 
 
-def _jobs(experiments: Iterable[Experiment], engine: str) -> int:
+def _jobs(experiments: Iterable[Experiment], engine: Engine) -> int:
     """How many runs the processor's cores allow; on GPUs one, because memory decides."""
     known = list(experiments)
     if any(experiment.train.device != "cpu" for experiment in known):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    clients = (1 if engine == "loop" else experiment.clients for experiment in known)
+    clients = (1 if engine is Engine.LOOP else experiment.clients for experiment in known)
     threads = (
         experiment.train.threads * at_a_time
         for experiment, at_a_time in zip(known, clients, strict=True)

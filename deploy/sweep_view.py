@@ -15,14 +15,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from blend_core.metrics import METRIC_NAMES, harmonic_mean
+from blend_core.metrics import DASH, HARMONIC, METRIC_NAMES, harmonic_mean
 from deploy.events import Event
 from deploy.grid import Cell
 from deploy.progress import duration
-from deploy.table import DASH
+from deploy.table import WIDTH
 
 SHOWN = ("per", "gen", "hmean")
-WIDTH = 80
 # Lines of a terminal that are not rows of the table.
 FRAME_LINES = 4
 STYLES = {"running": "bold", "failed": "red", "waiting": "dim"}
@@ -87,7 +86,7 @@ class SweepView:
         if event["event"] == "round":
             row.round = f"{event['round']}/{event['of']}"
         elif event["event"] == "round_done" and event["per"] is not None:
-            means = {key: event[key] for key in ("per", "gen")}
+            means = {key: event[key] for key in HARMONIC["hmean"]}
             row.metrics = {**means, "hmean": harmonic_mean(list(means.values()))}
 
     def ended(

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from blend_core.metrics import METRIC_NAMES, client_metrics
+from blend_core.metrics import DASH, METRIC_NAMES, client_metrics
 
-DASH = "-"
+# Columns of a terminal that every table fits.
+WIDTH = 80
 
 Results = Mapping[str, Any]
 
@@ -28,10 +29,10 @@ def print_results(results: Results, path: Path, console: Console) -> None:
     console.print(f"\n{method}, {len(results['clients'])} clients, seed {results['seed']}")
     if results.get("note"):
         console.print(results["note"], highlight=False)
-    blocks = {"zero-shot": results["zero_shot"]}
+    summaries = {"zero-shot": results["zero_shot"]}
     if method != "zero-shot":
-        blocks[method] = results["final"]
-    console.print(metrics_table(blocks))
+        summaries[method] = results["final"]
+    console.print(metrics_table(summaries))
     for line in _left_out(results):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(costs_table(results))
@@ -42,25 +43,25 @@ def print_results(results: Results, path: Path, console: Console) -> None:
     console.print(f"results: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def metrics_table(blocks: Mapping[str, Results]) -> Table:
-    """One row per client and a mean, for every block; percent, a dash where there is none.
+def metrics_table(summaries: Mapping[str, Results]) -> Table:
+    """One row per client and a mean, for every summary; percent, a dash where there is none.
 
     The mean of a metric is that of the clients that have it; the harmonic means in its row are
     taken of the means, as in the papers.
 
     Args:
-        blocks: name -> a summary of results.json, with "counts" by client and the means.
+        summaries: name -> a summary of results.json, with "counts" by client and the means.
     """
     table = Table()
     table.add_column("", overflow="fold", min_width=9, max_width=18)
     for heading in METRIC_NAMES.values():
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, block in blocks.items():
+    for name, summary in summaries.items():
         table.add_section()
         table.add_row(f"[bold]{name}")
-        for client, counts in sorted(block["counts"].items()):
+        for client, counts in sorted(summary["counts"].items()):
             table.add_row(f"  {client}", *_cells(client_metrics(counts)))
-        table.add_row("  [bold]mean", *(f"[bold]{cell}" for cell in _cells(block)))
+        table.add_row("  [bold]mean", *(f"[bold]{cell}" for cell in _cells(summary)))
     return table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from blend_core import __version__
 from blend_core.config import Experiment
-from blend_core.messages import Reply, Request, Tensors, header_of, payload_bytes
+from blend_core.messages import Reply, Request, Tensors, header_of, tensor_bytes
 from blend_core.metrics import federation_metrics
 from blend_core.report.runs import RESULTS
 from blend_core.state import tensors_sha256, write_json_atomic
@@ -94,7 +94,7 @@ class Record:
                 "client": client,
                 "status": "accepted",
                 "reason": None,
-                "bytes_down": payload_bytes(request.tensors),
+                "bytes_down": tensor_bytes(request.tensors),
                 "header_bytes_down": len(header_of(request).encode()),
             }
             if client in replies:
@@ -112,7 +112,7 @@ class Record:
         wanted = ("training", "counts", "train_span", "evaluate_span", "private_sha256")
         return {
             "train_images": reply.train_images,
-            "bytes_up": payload_bytes(reply.shared),
+            "bytes_up": tensor_bytes(reply.shared),
             "header_bytes_up": len(header_of(reply).encode()),
             **{key: reply.statistics.get(key) for key in wanted},
         }

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import blend_core
 from blend_core.config import parse_experiment
+from blend_core.report.reproductions import read_reproductions
+from blend_core.settings import preset_names
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -26,6 +28,19 @@ def test_the_settings_it_names_are_settings():
         for part in key.split("."):
             assert part in value, key
             value = value[part]
+
+
+def test_the_presets_grids_and_tables_it_names_exist():
+    known = {
+        "run": preset_names(),
+        "sweep": preset_names("sweeps"),
+        "reproduce": list(read_reproductions()),
+    }
+    for command, names in known.items():
+        # Names of files are written in capitals.
+        named = set(re.findall(rf"blend {command} +([a-z][a-z0-9_.-]*)", README))
+        assert named, command
+        assert named <= set(names), command
 
 
 def test_package_and_project_have_one_version():

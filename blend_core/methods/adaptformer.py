@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
 from blend_core.adapters import BlockAdapter, Bottleneck, dropout, per_block, require_rank
-from blend_core.config import MethodConfig
-from blend_core.methods.base import Method
+from blend_core.backbone import unit
+from blend_core.methods.base import AllOrNone, AllOrNoneConfig
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
 
 
-class AdaptFormerConfig(MethodConfig):
+class AdaptFormerConfig(AllOrNoneConfig):
     """Settings of AdaptFormer."""
 
     rank: int = Field(64, ge=1, description="rank r of the adapters, 1 to the tower's width")
@@ -26,9 +25,6 @@ class AdaptFormerConfig(MethodConfig):
     towers: Literal["vision", "both"] = Field("vision", description="towers with adapters")
     dropout: float = Field(
         0.0, ge=0.0, lt=1.0, description="share of the bottleneck dropped in training"
-    )
-    aggregate: Literal["all", "none"] = Field(
-        "all", description="what is averaged; none: every site keeps its own adapters"
     )
 
 
@@ -46,16 +42,15 @@ class MlpAdapter(BlockAdapter):
     bottleneck: Bottleneck
     scale: float
     rate: float
-    draws: torch.Generator | None
+    draws: torch.Generator | None = None
 
     def to_mlp(self, hidden: Tensor) -> Tensor:
         """What is added to the MLP's output, given the state after attention [B, T, d]."""
-        kept = dropout(torch.relu(self.bottleneck.down(hidden)), self.rate, self.draws)
-        added: Tensor = self.scale * self.bottleneck.up(kept)
-        return added
+        added: Tensor = self.bottleneck(hidden, lambda h: dropout(h, self.rate, self.draws))
+        return self.scale * added
 
 
-class AdaptFormer(Method):
+class AdaptFormer(AllOrNone):
     """AdaptFormer (Chen et al., 2022) in CLIP's vision tower, or in both, averaged:
 
         h = x + Attn(LN1(x)),    next x = h + MLP(LN2(h)) + s Up(ReLU(Down(h)))
@@ -72,6 +67,7 @@ class AdaptFormer(Method):
     """
 
     Config = AdaptFormerConfig
+    config: AdaptFormerConfig
 
     def __init__(self, config: AdaptFormerConfig, backbone: Backbone, seed: int) -> None:
         super().__init__(config, backbone, seed)
@@ -95,14 +91,6 @@ class AdaptFormer(Method):
 
         self.vision, self.text = tower("vision"), tower("text")
 
-    def shared(self) -> dict[str, nn.Parameter]:
-        """All adapters, unless `aggregate` is none."""
-        return dict(sorted(self.named_parameters())) if self.config.aggregate == "all" else {}
-
-    def private(self) -> dict[str, nn.Parameter]:
-        """All adapters, if `aggregate` is none."""
-        return dict(sorted(self.named_parameters())) if self.config.aggregate == "none" else {}
-
     def blocks(self, tower: nn.ModuleDict, total: int) -> list[BlockAdapter | None]:
         """What is added in each of the `total` blocks of a tower."""
         scale, rate = self.config.scale, self.config.dropout
@@ -115,15 +103,9 @@ class AdaptFormer(Method):
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e]."""
         adapters = self.blocks(self.text, self.backbone.text_layers)
-        features = self.backbone.encode_text(classes, adapters, draws=self.draws)
-        return F.normalize(features, dim=-1)
+        return unit(self.backbone.encode_text(classes, adapters))
 
     def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C] of the adapted vision tower."""
         adapters = self.blocks(self.vision, self.backbone.vision_layers)
-        features = self.backbone.project_image(self.backbone.encode_image(images, adapters))
-        return self.backbone.logits(F.normalize(features, dim=-1), text)
-
-    def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
-        """Cross-entropy."""
-        return {"loss": F.cross_entropy(self.logits(images, classes), labels)}
+        return self.backbone.logits(unit(self.backbone.image_features(images, adapters)), text)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
+from pydantic import Field
 from torch import Tensor, nn
 
 from blend_core.config import MethodConfig
@@ -32,7 +34,7 @@ class Method(nn.Module):
     """
 
     Config: ClassVar[type[MethodConfig]]
-    # Server and site keep a client's newest upload: for `payloads`, and for `receive`.
+    # Server and site keep a client's newest upload: for `payloads`, and for `begin`.
     keeps_uploads: ClassVar[bool] = False
 
     def __init__(self, config: MethodConfig, backbone: Backbone, seed: int) -> None:
@@ -67,8 +69,11 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
-        """The training objective under "loss" (a scalar), and its parts, for labels [B]."""
-        raise NotImplementedError
+        """The training objective under "loss" (a scalar), and its parts, for labels [B].
+
+        Unless a method has another: the cross-entropy of the logits.
+        """
+        return {"loss": F.cross_entropy(self.logits(images, classes), labels)}
 
     def logits(self, images: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C] of images among the classes, as used for inference."""
@@ -97,8 +102,8 @@ class Method(nn.Module):
         """
         return {}
 
-    def receive(self, payload: Tensors, upload: Tensors) -> None:
-        """At the site: take what came beside the shared tensors, before anything is computed.
+    def begin(self, payload: Tensors, upload: Tensors) -> None:
+        """At the site: called for every request to train or evaluate, with all tensors in place.
 
         Args:
             payload: this client's entry of `payloads`; empty if it has none.
@@ -109,6 +114,11 @@ class Method(nn.Module):
         """
         if payload:
             raise RunError("this method takes no tensors beside the shared ones")
+
+    def named(self, *parts: str) -> dict[str, nn.Parameter]:
+        """Parameters whose names begin with one of the parts, sorted by name; no parts: all."""
+        named = sorted(self.named_parameters())
+        return {n: p for n, p in named if not parts or n.split(".")[0] in parts}
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers of values: "shared", "private", and "trainable" of both (METHODS 15)."""
@@ -123,6 +133,28 @@ class Method(nn.Module):
     def trains(self) -> bool:
         """Whether there is anything to train."""
         return any(parameter.requires_grad for parameter in self.parameters())
+
+
+class AllOrNoneConfig(MethodConfig):
+    """Settings of methods whose tensors are all averaged, or all stay."""
+
+    aggregate: Literal["all", "none"] = Field(
+        "all", description="what is averaged; none: every site keeps its own tensors"
+    )
+
+
+class AllOrNone(Method):
+    """A method made for one site: federated by averaging all its tensors, or trained locally."""
+
+    config: AllOrNoneConfig
+
+    def shared(self) -> dict[str, nn.Parameter]:
+        """All tensors, unless `aggregate` is none."""
+        return self.named() if self.config.aggregate == "all" else {}
+
+    def private(self) -> dict[str, nn.Parameter]:
+        """All tensors, if `aggregate` is none."""
+        return self.named() if self.config.aggregate == "none" else {}
 
 
 def snapshot(tensors: Mapping[str, nn.Parameter]) -> Tensors:

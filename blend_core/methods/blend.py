@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from torch import Tensor, nn
 
 from blend_core.adapters import Bottleneck, ParallelAdapter, per_block
+from blend_core.backbone import unit
 from blend_core.config import MethodConfig
 from blend_core.errors import ConfigError
 from blend_core.methods.base import Method
@@ -33,15 +34,16 @@ def _is_rank(value: object) -> object:
 Rank = Annotated[int | str, BeforeValidator(_is_rank)]
 
 # Which of vision (V), text (T) and projection (P) adapters are averaged (METHODS 12).
-AGGREGATED = {
-    "blend": ("vision", "text"),
-    "full": ("vision", "text", "proj"),
+# The unfrozen text projection belongs to the text tower.
+TEXT = ("text", "text_projection")
+PARTS = ("vision", *TEXT, "proj")
+AGGREGATED: dict[str, tuple[str, ...]] = {
+    "blend": ("vision", *TEXT),
+    "full": PARTS,
     "none": (),
     "vision": ("vision",),
-    "text": ("text",),
+    "text": TEXT,
 }
-# The unfrozen text projection belongs to the text tower.
-PARTS = {"vision": "vision", "text": "text", "text_projection": "text", "proj": "proj"}
 
 
 class BlendConfig(MethodConfig):
@@ -91,8 +93,10 @@ class BlendConfig(MethodConfig):
 class Blend(Method):
     """The anchor head is CLIP with adapted towers; the fused head adds the personal branch.
 
+    In every block of both towers, for all tokens (METHODS eq. 2):
+        next x = Block(x) + s Up(ReLU(Down(LN1(x))))
     With zeta the class token after the last block (METHODS 10.2, released form):
-        anchor_c = tau <n(LN_post(zeta) P_v), n(t_c)>
+        anchor_c = tau <n(g), n(t_c)>,  g = LN_post(zeta) P_v
         fused_c  = tau <(1 - gamma) n(g) + gamma n(p), n(t_c)>,  p = (zeta + delta(zeta)) P_v
         L = (1 - lambda) CE(anchor, y) + lambda CE(fused, y)
     Inference uses the fused logits, for base and new classes alike.
@@ -145,22 +149,21 @@ class Blend(Method):
 
     def shared(self) -> dict[str, nn.Parameter]:
         """Adapters that are averaged: both towers, unless `aggregate` says otherwise."""
-        return self._named(AGGREGATED[self.config.aggregate])
+        averaged = AGGREGATED[self.config.aggregate]
+        return self.named(*averaged) if averaged else {}
 
     def private(self) -> dict[str, nn.Parameter]:
         """Adapters that stay: the projection adapter, unless `aggregate` says otherwise."""
-        averaged = AGGREGATED[self.config.aggregate]
-        return self._named(tuple(p for p in ("vision", "text", "proj") if p not in averaged))
-
-    def _named(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
-        named = sorted(self.named_parameters())
-        return {n: p for n, p in named if PARTS[n.split(".")[0]] in parts}
+        kept = [part for part in PARTS if part not in AGGREGATED[self.config.aggregate]]
+        return self.named(*kept) if kept else {}
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised features [C, d_e] of the adapted text tower."""
         adapters = per_block(dict(self.text.items()), self.backbone.text_layers)
-        features = self.backbone.encode_text(classes, adapters, change=self.text_projection)
-        return F.normalize(features, dim=-1)
+        features = self.backbone.encode_text(
+            classes, adapters, projection_change=self.text_projection
+        )
+        return unit(features)
 
     def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the general head g and the personal head p, each [B, d_e], raw."""
@@ -177,11 +180,11 @@ class Blend(Method):
         """Anchor and fused logits, each [B, C]."""
         gamma = self.config.gamma
         general, personal = self.heads(images)
-        anchor = F.normalize(general, dim=-1)
+        anchor = unit(general)
         if self.config.fusion_norm == "per_branch":
-            fused = (1 - gamma) * anchor + gamma * F.normalize(personal, dim=-1)
+            fused = (1 - gamma) * anchor + gamma * unit(personal)
         else:
-            fused = F.normalize((1 - gamma) * general + gamma * personal, dim=-1)
+            fused = unit((1 - gamma) * general + gamma * personal)
         return self.backbone.logits(anchor, text), self.backbone.logits(fused, text)
 
     def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:

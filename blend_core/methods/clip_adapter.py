@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from blend_core.adapters import Bottleneck
-from blend_core.config import MethodConfig
+from blend_core.backbone import unit
 from blend_core.errors import ConfigError
-from blend_core.methods.base import Method
+from blend_core.methods.base import AllOrNone, AllOrNoneConfig
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
 
 
-class ClipAdapterConfig(MethodConfig):
+class ClipAdapterConfig(AllOrNoneConfig):
     """Settings of CLIP-Adapter."""
 
     reduction: int = Field(
@@ -28,12 +27,9 @@ class ClipAdapterConfig(MethodConfig):
         0.2, gt=0.0, le=1.0, description="alpha, weight of the adapted in the blended features"
     )
     text: bool = Field(False, description="a second adapter, alike, behind the text features")
-    aggregate: Literal["all", "none"] = Field(
-        "all", description="what is averaged; none: every site keeps its own adapter"
-    )
 
 
-class ClipAdapter(Method):
+class ClipAdapter(AllOrNone):
     """CLIP-Adapter (Gao et al., 2021), trained at every site and averaged:
 
         f' = alpha ReLU(Up ReLU(Down f)) + (1 - alpha) f,    logit_c = tau <n(f'), n(t_c)>
@@ -50,6 +46,7 @@ class ClipAdapter(Method):
     """
 
     Config = ClipAdapterConfig
+    config: ClipAdapterConfig
 
     def __init__(self, config: ClipAdapterConfig, backbone: Backbone, seed: int) -> None:
         super().__init__(config, backbone, seed)
@@ -68,31 +65,19 @@ class ClipAdapter(Method):
         self.vision = adapter("vision")
         self.text = adapter("text") if config.text else None
 
-    def shared(self) -> dict[str, nn.Parameter]:
-        """All weights, unless `aggregate` is none."""
-        return dict(sorted(self.named_parameters())) if self.config.aggregate == "all" else {}
-
-    def private(self) -> dict[str, nn.Parameter]:
-        """All weights, if `aggregate` is none."""
-        return dict(sorted(self.named_parameters())) if self.config.aggregate == "none" else {}
-
-    def blend(self, features: Tensor, adapter: Bottleneck | None) -> Tensor:
-        """Normalised blend of features [B, d_e] with their adapted form."""
+    def residual(self, features: Tensor, adapter: Bottleneck | None) -> Tensor:
+        """Normalised mixture of features [..., d_e] and their adapted form."""
         features = features.float()  # The frozen part of the sum keeps its precision.
         if adapter is not None:
             alpha = self.config.ratio
             features = alpha * torch.relu(adapter(features)) + (1 - alpha) * features
-        return F.normalize(features, dim=-1)
+        return unit(features)
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e]."""
-        return self.blend(self.backbone.encode_text(classes), self.text)
+        return self.residual(self.backbone.encode_text(classes), self.text)
 
     def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C] of the adapted image features."""
-        features = self.blend(self.backbone.image_features(images), self.vision)
+        features = self.residual(self.backbone.image_features(images), self.vision)
         return self.backbone.logits(features, text)
-
-    def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
-        """Cross-entropy."""
-        return {"loss": F.cross_entropy(self.logits(images, classes), labels)}

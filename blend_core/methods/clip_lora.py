@@ -11,15 +11,15 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
-from blend_core.adapters import BlockAdapter, dropout, kaiming_linear, per_block, require_rank
-from blend_core.config import MethodConfig
-from blend_core.methods.base import Method
+from blend_core.adapters import BlockAdapter, dropout, new_linear, per_block, require_rank
+from blend_core.backbone import unit
+from blend_core.methods.base import AllOrNone, AllOrNoneConfig
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
 
 
-class ClipLoraConfig(MethodConfig):
+class ClipLoraConfig(AllOrNoneConfig):
     """Settings of CLIP-LoRA."""
 
     rank: int = Field(2, ge=1, description="rank r of a change, 1 to the narrower tower's width")
@@ -30,9 +30,6 @@ class ClipLoraConfig(MethodConfig):
     dropout: float = Field(
         0.25, ge=0.0, lt=1.0, description="share of a change's inputs dropped in training"
     )
-    aggregate: Literal["all", "none"] = Field(
-        "all", description="what is averaged; none: every site keeps its own changes"
-    )
 
 
 class LowRank(nn.Module):
@@ -40,8 +37,8 @@ class LowRank(nn.Module):
 
     def __init__(self, seed: int, name: str, width: int, rank: int) -> None:
         super().__init__()
-        self.a = kaiming_linear(seed, f"{name}.a", width, rank, "uniform", bias=False).weight
-        self.b = kaiming_linear(seed, f"{name}.b", rank, width, "zero", bias=False).weight
+        self.a = new_linear(seed, f"{name}.a", width, rank, "uniform", bias="none").weight
+        self.b = new_linear(seed, f"{name}.b", rank, width, "zero", bias="none").weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] -> B A x [..., d]."""
@@ -62,7 +59,7 @@ class LoraAttention(BlockAdapter):
     changes: nn.ModuleDict
     scale: float
     rate: float
-    draws: torch.Generator | None
+    draws: torch.Generator | None = None
 
     def to_attention(self, normed: Tensor, query_input: Tensor) -> tuple[Tensor, ...]:
         """What is added to queries [B, T or 1, d], keys and values [B, T, d]."""
@@ -73,7 +70,7 @@ class LoraAttention(BlockAdapter):
         )
 
 
-class ClipLora(Method):
+class ClipLora(AllOrNone):
     """CLIP-LoRA (Zanella and Ben Ayed, 2024), trained at every site and averaged:
 
         W x + s B A drop(x)   for W_q, W_k and W_v of every block of both towers
@@ -95,6 +92,7 @@ class ClipLora(Method):
     """
 
     Config = ClipLoraConfig
+    config: ClipLoraConfig
 
     def __init__(self, config: ClipLoraConfig, backbone: Backbone, seed: int) -> None:
         super().__init__(config, backbone, seed)
@@ -116,14 +114,6 @@ class ClipLora(Method):
         self.vision = tower("vision", backbone.vision_width, backbone.vision_layers)
         self.text = tower("text", backbone.text_width, backbone.text_layers)
 
-    def shared(self) -> dict[str, nn.Parameter]:
-        """All A and B, unless `aggregate` is none."""
-        return dict(sorted(self.named_parameters())) if self.config.aggregate == "all" else {}
-
-    def private(self) -> dict[str, nn.Parameter]:
-        """All A and B, if `aggregate` is none."""
-        return dict(sorted(self.named_parameters())) if self.config.aggregate == "none" else {}
-
     def blocks(self, tower: nn.ModuleDict) -> list[BlockAdapter | None]:
         """What is added in each block of a tower."""
         rate, draws = self.config.dropout, self.draws
@@ -135,14 +125,9 @@ class ClipLora(Method):
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised features [C, d_e] of the changed text tower."""
-        features = self.backbone.encode_text(classes, self.blocks(self.text), draws=self.draws)
-        return F.normalize(features, dim=-1)
+        return unit(self.backbone.encode_text(classes, self.blocks(self.text)))
 
     def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C] of the changed vision tower."""
-        zeta = self.backbone.encode_image(images, self.blocks(self.vision))
-        return self.backbone.logits(F.normalize(self.backbone.project_image(zeta), dim=-1), text)
-
-    def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
-        """Cross-entropy."""
-        return {"loss": F.cross_entropy(self.logits(images, classes), labels)}
+        features = self.backbone.image_features(images, self.blocks(self.vision))
+        return self.backbone.logits(unit(features), text)

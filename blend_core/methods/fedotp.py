@@ -6,7 +6,6 @@ Learning, CVPR 2024.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,22 +13,17 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
-from blend_core.config import MethodConfig
-from blend_core.errors import ConfigError
-from blend_core.methods.base import Method
-from blend_core.prompts import encode_context, new_context, require_room, tokenize_names
-from blend_core.transport import Solver, transport_plan
+from blend_core.backbone import unit
+from blend_core.optimal_transport import Solver, transport_plan
+from blend_core.prompts import PromptConfig, PromptMethod, new_context
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
 
 
-class FedOTPConfig(MethodConfig):
-    """Settings of FedOTP."""
+class FedOTPConfig(PromptConfig):
+    """Settings of FedOTP; `context_length` is that of each of the two prompts."""
 
-    context_length: int = Field(
-        16, ge=1, le=1000, description="m, learned vectors of each of the two prompts"
-    )
     epsilon: float = Field(
         0.1, ge=1e-4, le=100.0, description="entropic regularisation, in units of 1 - cosine"
     )
@@ -50,7 +44,7 @@ class FedOTPConfig(MethodConfig):
     )
 
 
-class FedOTP(Method):
+class FedOTP(PromptMethod):
     """Patches are moved to the two prompts of a class, and score by what moves:
 
         S_{mj} = <n(f_m), n(t_{j,c})>,  f_m the M patch features, j = global, local;
@@ -65,43 +59,36 @@ class FedOTP(Method):
     Config = FedOTPConfig
 
     def __init__(self, config: FedOTPConfig, backbone: Backbone, seed: int) -> None:
+        backbone.require_transformers("patch tokens")
         super().__init__(config, backbone, seed)
-        if not backbone.has_blocks:
-            raise ConfigError(
-                f"backbone.name = {backbone.name!r}: fedotp needs the patch tokens of a "
-                "class-token vision transformer; choose a ViT model, e.g. ViT-B-16-quickgelu"
-            )
         self.config = config
         length, width = config.context_length, backbone.text_width
-        require_room(backbone, "method.context_length", length)
         self.ctx_global = new_context(seed, "ctx_global", length, width)
         self.ctx_local = new_context(seed, "ctx_local", length, width)
 
     def shared(self) -> dict[str, nn.Parameter]:
-        """The global context."""
-        return {"ctx_global": self.ctx_global}
+        """The global context [m, d_t]."""
+        return self.named("ctx_global")
 
     def private(self) -> dict[str, nn.Parameter]:
-        """The local context."""
-        return {"ctx_local": self.ctx_local}
-
-    def tokenize(self, names: Sequence[str], template: str) -> Classes:
-        """The names alone; the contexts replace the template."""
-        return tokenize_names(self.backbone, names, self.config.context_length)
+        """The local context [m, d_t]."""
+        return self.named("ctx_local")
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [2, C, d_e]: global, local."""
         contexts = (self.ctx_global, self.ctx_local)
-        features = torch.stack([encode_context(self.backbone, classes, c) for c in contexts])
-        return F.normalize(features.float(), dim=-1)
+        return torch.stack([self.features(classes, context) for context in contexts])
 
     def patch_features(self, images: Tensor) -> Tensor:
         """Normalised features [B, M, d_e] of the patches."""
-        features = self.backbone.project_image(self.backbone.encode_patches(images))
-        return F.normalize(features.float(), dim=-1)
+        return unit(self.backbone.project_image(self.backbone.encode_patches(images)))
 
     def match(self, images: Tensor, text: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Logits [B, C], plans [B, C, M, 2] and the iterations that the solver took."""
+        """Logits [B, C], plans [B, C, M, 2] and the iterations that the solver took.
+
+        Raises:
+            RunError: a plan is not finite.
+        """
         patches = self.patch_features(images)
         config = self.config
         with torch.autocast(images.device.type, enabled=False):

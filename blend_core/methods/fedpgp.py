@@ -8,35 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
-from blend_core.config import MethodConfig
+from blend_core.adapters import require_rank
+from blend_core.backbone import unit
 from blend_core.errors import ConfigError
-from blend_core.methods.base import Method
-from blend_core.prompts import (
-    encode_context,
-    new_context,
-    require_room,
-    tokenize_names,
-    word_vectors,
-)
+from blend_core.prompts import PromptConfig, PromptMethod, new_context, word_vectors
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
 
 PLACEHOLDER = "X"
-# METHODS 0.2; the same for every dataset.
+# METHODS 0.2: the same for every dataset, whatever `data.template`.
 HAND_WRITTEN = "a photo of a {}."
 
 
-class FedPGPConfig(MethodConfig):
+class FedPGPConfig(PromptConfig):
     """Settings of FedPGP."""
 
-    context_length: int = Field(16, ge=1, le=1000, description="m, learned vectors of the prompt")
     rank: int = Field(
         4, ge=1, le=100_000, description="b, rank of the personal change, at most the text width"
     )
@@ -52,7 +46,7 @@ class FedPGPConfig(MethodConfig):
     )
 
 
-class FedPGP(Method):
+class FedPGP(PromptMethod):
     """The context is sigma + U V; a contrastive term holds sigma to frozen CLIP text and pushes
     the personal text away from it:
 
@@ -69,11 +63,7 @@ class FedPGP(Method):
         super().__init__(config, backbone, seed)
         self.config = config
         length, width, rank = config.context_length, backbone.text_width, config.rank
-        require_room(backbone, "method.context_length", length)
-        if rank > width:
-            raise ConfigError(
-                f"method.rank = {rank}: the text tower is {width} wide; choose 1 to {width}"
-            )
+        require_rank(rank, {"text": width})
         if config.prompts != 1:
             raise ConfigError(
                 f"method.prompts = {config.prompts}: must be 1; with more (published scripts: 2) "
@@ -82,22 +72,22 @@ class FedPGP(Method):
         self.sigma = new_context(seed, "sigma", length, width)
         self.U = new_context(seed, "U", length, rank)
         self.V = new_context(seed, "V", rank, width)
-        # With the class list it belongs to; everything else it depends on is frozen.
-        self._anchor: tuple[Classes, Tensor] | None = None
+        # By class list; everything else that they depend on is frozen.
+        self._anchors: WeakKeyDictionary[Classes, Tensor] = WeakKeyDictionary()
 
     def shared(self) -> dict[str, nn.Parameter]:
         """The global context sigma [m, d_t]."""
-        return {"sigma": self.sigma}
+        return self.named("sigma")
 
     def private(self) -> dict[str, nn.Parameter]:
         """The factors U [m, b] and V [b, d_t] of the personal change."""
-        return {"U": self.U, "V": self.V}
+        return self.named("U", "V")
 
     def tokenize(self, names: Sequence[str], template: str) -> Classes:
-        """The names alone; the context replaces the template."""
+        """The names alone. Raises `ConfigError` if one does not fit a prompt of this method."""
         if self.config.anchor == "hand_written":
-            self.backbone.tokenize(names, HAND_WRITTEN)  # Names too long are found here.
-        return tokenize_names(self.backbone, names, self.config.context_length)
+            self.backbone.tokenize(names, HAND_WRITTEN)
+        return super().tokenize(names, template)
 
     def context(self) -> Tensor:
         """sigma + U V, [m, d_t], in float32 whatever the precision."""
@@ -106,33 +96,25 @@ class FedPGP(Method):
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e] of the personal prompt."""
-        return self._features(classes, self.context())
+        return self.features(classes, self.context())
 
     def global_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e] of the context sigma."""
-        return self._features(classes, self.sigma)
+        return self.features(classes, self.sigma)
 
     def anchor_features(self, classes: Classes) -> Tensor:
         """Normalised, constant text features [C, d_e] of the anchor; computed once per classes."""
-        if self._anchor is None or self._anchor[0] is not classes:
+        if classes not in self._anchors:
             with torch.no_grad():
-                self._anchor = (classes, self._new_anchor(classes))
-        return self._anchor[1]
+                self._anchors[classes] = self._new_anchor(classes)
+        return self._anchors[classes]
 
     def _new_anchor(self, classes: Classes) -> Tensor:
         if self.config.anchor == "hand_written":
             prompts = self.backbone.tokenize(classes.names, HAND_WRITTEN)
-            return F.normalize(self.backbone.encode_text(prompts).float(), dim=-1)
+            return unit(self.backbone.encode_text(prompts))
         word = word_vectors(self.backbone, PLACEHOLDER)
-        return self._features(classes, word.expand(self.config.context_length, -1))
-
-    def _features(self, classes: Classes, context: Tensor) -> Tensor:
-        return F.normalize(encode_context(self.backbone, classes, context).float(), dim=-1)
-
-    def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
-        """Logits [B, C]."""
-        features = F.normalize(self.backbone.image_features(images).float(), dim=-1)
-        return self.backbone.logits(features, text)
+        return self.features(classes, word.expand(self.config.context_length, -1))
 
     def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
         """Cross-entropy and, unless its weight is 0, the contrastive term."""

@@ -5,7 +5,6 @@ Source: FedPHA, Federated Prompt Learning for Heterogeneous Client Adaptation, 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -13,10 +12,9 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
-from blend_core.config import MethodConfig
+from blend_core.backbone import unit
 from blend_core.errors import RunError
-from blend_core.methods.base import Method
-from blend_core.prompts import encode_context, new_context, require_room, tokenize_names
+from blend_core.prompts import PromptConfig, PromptMethod, new_context, require_room
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
@@ -24,12 +22,9 @@ if TYPE_CHECKING:
 Projection = Literal["thin_tail", "complement"]
 
 
-class FedPHAConfig(MethodConfig):
-    """Settings of FedPHA."""
+class FedPHAConfig(PromptConfig):
+    """Settings of FedPHA; `context_length` is that of the global prompt."""
 
-    context_length: int = Field(
-        16, ge=1, le=1000, description="m, learned vectors of the global prompt"
-    )
     local_context_length: int | None = Field(
         None, ge=1, le=1000, description="learned vectors of the private prompt; unset: m"
     )
@@ -60,7 +55,7 @@ class FedPHAConfig(MethodConfig):
     )
 
 
-class FedPHA(Method):
+class FedPHA(PromptMethod):
     """Both prompts learn to classify; only the private one is used afterwards:
 
         L = CE(local, y) + CE(global, y) + lambda_pull MSE(n(t^l), n(t^p))
@@ -79,52 +74,41 @@ class FedPHA(Method):
         self.config = config
         length, width = config.context_length, backbone.text_width
         local = config.local_context_length or length
-        require_room(backbone, "method.context_length", length)
         require_room(backbone, "method.local_context_length", local)
+        self.longest = max(length, local)
         self.ctx_global = new_context(seed, "ctx_global", length, width)
         self.ctx_local = new_context(seed, "ctx_local", local, width)
 
     def shared(self) -> dict[str, nn.Parameter]:
         """The global context g [m, d_t]."""
-        return {"ctx_global": self.ctx_global}
+        return self.named("ctx_global")
 
     def private(self) -> dict[str, nn.Parameter]:
-        """The local context l."""
-        return {"ctx_local": self.ctx_local}
-
-    def tokenize(self, names: Sequence[str], template: str) -> Classes:
-        """The names alone; the contexts replace the template."""
-        return tokenize_names(self.backbone, names, max(len(self.ctx_global), len(self.ctx_local)))
+        """The local context l [m_l, d_t]."""
+        return self.named("ctx_local")
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e] of the local prompt."""
-        return self._features(classes, self.ctx_local)
+        return self.features(classes, self.ctx_local)
 
     def global_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e] of the global prompt."""
-        return self._features(classes, self.ctx_global)
+        return self.features(classes, self.ctx_global)
 
     def projected_features(self, classes: Classes) -> Tensor:
-        """Normalised text features [C, d_e] of the local context after the projection."""
+        """Normalised text features [C, d_e] of the local context after the projection.
+
+        Raises:
+            RunError: the global context is not finite.
+        """
         basis = self.ctx_global if self.config.svd_gradient else self.ctx_global.detach()
         with torch.autocast(basis.device.type, enabled=False):
             context = self.ctx_local @ projector(basis, self.config.ratio, self.config.projection)
-        return self._features(classes, context)
-
-    def _features(self, classes: Classes, context: Tensor) -> Tensor:
-        return F.normalize(encode_context(self.backbone, classes, context).float(), dim=-1)
-
-    def image_features(self, images: Tensor) -> Tensor:
-        """Normalised image features [B, d_e]."""
-        return F.normalize(self.backbone.image_features(images).float(), dim=-1)
-
-    def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
-        """Logits [B, C] of the local prompt."""
-        return self.backbone.logits(self.image_features(images), text)
+        return self.features(classes, context)
 
     def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
         """The sum of both cross-entropies, pull and push, and its parts without their weights."""
-        config, image = self.config, self.image_features(images)
+        config, image = self.config, unit(self.backbone.image_features(images))
         local, shared = self.text_features(classes), self.global_features(classes)
         parts = {
             "loss_local": F.cross_entropy(self.backbone.logits(image, local), labels),

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, cast
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
 from blend_core.adapters import (
+    Activation,
     BlockAdapter,
     CoupledAdapter,
     ParallelAdapter,
-    kaiming_linear,
+    new_linear,
     per_block,
     require_rank,
 )
+from blend_core.backbone import unit
 from blend_core.config import MethodConfig
 from blend_core.errors import ConfigError
 from blend_core.methods.base import Method
@@ -52,24 +55,18 @@ class MmaConfig(MethodConfig):
     )
 
 
-class GeluAdapter(ParallelAdapter):
-    """A parallel adapter with a single GELU, behind the down layer."""
-
-    def forward(self, x: Tensor, middle: nn.Module | None = None) -> Tensor:
-        """Map x [..., width] to [..., width], through a layer rank -> rank if there is one."""
-        hidden = F.gelu(self.down(x))
-        out: Tensor = self.up(hidden if middle is None else middle(hidden))
-        return out
-
-
-ADAPTERS = {"relu_twice": ParallelAdapter, "gelu_once": GeluAdapter}
+# Behind the down layer, and behind the middle one.
+ACTIVATIONS: dict[str, tuple[Activation, Activation | None]] = {
+    "relu_twice": (torch.relu, torch.relu),
+    "gelu_once": (F.gelu, None),
+}
 
 
 class CoupledTowers(Method):
     """The model of MMA (Yang et al., CVPR 2024), which pFedMMA (Ghiasvand et al., 2025) keeps.
 
     In each of the last k blocks of either tower, for all tokens (METHODS eq. 1):
-        y = s Up(ReLU(Mid(ReLU(Down(LN1(x)))))),    next x = Block(x) + y
+        next x = Block(x) + s Up(ReLU(Mid(ReLU(Down(LN1(x))))))
         logit_c = tau <n(z), n(t_c)>,    L = CE(logits, y)
     Mid is one layer for the i-th adapted block of both towers. "The last k" and not "from block
     5": towers of different depth are then paired from the top down.
@@ -97,13 +94,15 @@ class CoupledTowers(Method):
                 f"method.last_blocks = {count}: the vision tower has {depths['vision']} blocks, "
                 f"the text tower {depths['text']}; choose 1 to {min(depths.values())}"
             )
-        kind = ADAPTERS[config.activation]
+        after_down, self.after_middle = ACTIVATIONS[config.activation]
 
         def tower(part: str) -> nn.ModuleDict:
             options = (config.scale, config.tap, config.gradient_scaling)
             return nn.ModuleDict(
                 {
-                    str(block): kind(seed, f"{part}.{block}", widths[part], rank, *options)
+                    str(block): ParallelAdapter(
+                        seed, f"{part}.{block}", widths[part], rank, *options, activation=after_down
+                    )
                     for block in range(depths[part] - count + 1, depths[part] + 1)
                 }
             )
@@ -111,7 +110,7 @@ class CoupledTowers(Method):
         self.vision, self.text = tower("vision"), tower("text")
         self.middle = nn.ModuleDict(
             {
-                str(i): kaiming_linear(seed, f"middle.{i}", rank, rank, "out")
+                str(i): new_linear(seed, f"middle.{i}", rank, rank, "out")
                 for i in range(1, count + 1)
             }
         )
@@ -120,7 +119,7 @@ class CoupledTowers(Method):
         """What is added in each of the `total` blocks of a tower."""
         pairs = zip(tower.items(), self.middle.values(), strict=True)
         coupled = {
-            block: CoupledAdapter(cast(ParallelAdapter, adapter), middle)
+            block: CoupledAdapter(cast(ParallelAdapter, adapter), middle, self.after_middle)
             for (block, adapter), middle in pairs
         }
         return per_block(coupled, total)
@@ -128,21 +127,12 @@ class CoupledTowers(Method):
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised features [C, d_e] of the adapted text tower."""
         adapters = self.blocks(self.text, self.backbone.text_layers)
-        return F.normalize(self.backbone.encode_text(classes, adapters), dim=-1)
+        return unit(self.backbone.encode_text(classes, adapters))
 
     def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C] of the adapted vision tower."""
         adapters = self.blocks(self.vision, self.backbone.vision_layers)
-        features = self.backbone.project_image(self.backbone.encode_image(images, adapters))
-        return self.backbone.logits(F.normalize(features, dim=-1), text)
-
-    def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
-        """Cross-entropy."""
-        return {"loss": F.cross_entropy(self.logits(images, classes), labels)}
-
-    def _named(self, *parts: str) -> dict[str, nn.Parameter]:
-        named = sorted(self.named_parameters())
-        return {name: value for name, value in named if name.split(".")[0] in parts}
+        return self.backbone.logits(unit(self.backbone.image_features(images, adapters)), text)
 
 
 class MmaFedAvg(CoupledTowers):
@@ -150,7 +140,7 @@ class MmaFedAvg(CoupledTowers):
 
     def shared(self) -> dict[str, nn.Parameter]:
         """Adapters and middle layers."""
-        return self._named("vision", "text", "middle")
+        return self.named()
 
 
 class PFedMMA(CoupledTowers):
@@ -158,8 +148,8 @@ class PFedMMA(CoupledTowers):
 
     def shared(self) -> dict[str, nn.Parameter]:
         """The middle layers."""
-        return self._named("middle")
+        return self.named("middle")
 
     def private(self) -> dict[str, nn.Parameter]:
         """Down and up layers of both towers."""
-        return self._named("vision", "text")
+        return self.named("vision", "text")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -12,12 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
-from blend_core.config import MethodConfig
+from blend_core.adapters import new_linear
+from blend_core.backbone import unit
 from blend_core.errors import ConfigError, RunError
 from blend_core.messages import FloatArray, Tensors
-from blend_core.methods.base import Method
-from blend_core.prompts import encode_context, new_context, require_room, tokenize_names
-from blend_core.randomness import derive_seed, torch_generator
+from blend_core.prompts import PromptConfig, PromptMethod, new_context
+from blend_core.randomness import derive_seed
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
 Selection = Literal["nearest", "random"]
 
 
-class PFedMoAPConfig(MethodConfig):
+class PFedMoAPConfig(PromptConfig):
     """Settings of pFedMoAP."""
 
-    context_length: int = Field(16, ge=1, le=1000, description="m, learned vectors of a prompt")
     experts: int = Field(
         10,
         ge=1,
@@ -69,7 +67,9 @@ class Gate(nn.Module):
 
     def __init__(self, seed: int, width: int, heads: int, beta: float) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.o = (_linear(seed, f"gate.{x}", width) for x in "qkvo")
+        self.q, self.k, self.v, self.o = (
+            new_linear(seed, f"gate.{x}", width, width, "uniform", bias="uniform") for x in "qkvo"
+        )
         self.heads = heads
         self.beta = beta
 
@@ -92,7 +92,7 @@ class Gate(nn.Module):
         return mixed, weights
 
 
-class PFedMoAP(Method):
+class PFedMoAP(PromptMethod):
     """Mixture of prompt experts (Mixture of Experts Made Personalized, ICLR 2025):
 
         logit_c = lambda_m tau <n(z), n(t_c0)> + tau <q, o_c>,  q = S(n(z)),  k_ce = S(n(t_ce)),
@@ -119,7 +119,6 @@ class PFedMoAP(Method):
         super().__init__(config, backbone, seed)
         self.config = config
         width, joint = config.gate_dim, backbone.embed_dim
-        require_room(backbone, "method.context_length", config.context_length)
         if joint % width:
             raise ConfigError(
                 f"method.gate_dim = {width}: must divide {joint}, the joint dimension of "
@@ -134,16 +133,16 @@ class PFedMoAP(Method):
         self.stride = joint // width
         self._own: Tensor | None = None
         self._experts: Tensor | None = None
-        # The experts' features of class lists seen since they came.
-        self._encoded: list[tuple[Classes, Tensor]] = []
+        # Features of the other clients' prompts by class list, since they came.
+        self._encoded: dict[Classes, Tensor] = {}
 
     def shared(self) -> dict[str, nn.Parameter]:
-        """The prompt."""
-        return {"ctx": self.ctx}
+        """The prompt [m, d_t]."""
+        return self.named("ctx")
 
     def private(self) -> dict[str, nn.Parameter]:
         """The gate."""
-        return {n: p for n, p in sorted(self.named_parameters()) if n.startswith("gate.")}
+        return self.named("gate")
 
     def learning_rate(self, name: str, lr: float) -> float:
         """`gate_lr` for the gate, `lr` for the prompt."""
@@ -165,24 +164,20 @@ class PFedMoAP(Method):
                 found[client] = {"experts": np.stack([pool[name] for name in chosen])}
         return found
 
-    def receive(self, payload: Tensors, upload: Tensors) -> None:
+    def begin(self, payload: Tensors, upload: Tensors) -> None:
         """Take the experts of this round and the own prompt of the last; forget older ones."""
         if payload:
             most, (length, width) = self.config.experts - 1, self.ctx.shape
             shapes = {name: value.shape for name, value in payload.items()}
-            fitting = [{"experts": (count, length, width)} for count in range(1, most + 1)]
-            if shapes not in fitting:
+            count, *rest = shapes.get("experts") or (0,)
+            if set(shapes) != {"experts"} or not 1 <= count <= most or rest != [length, width]:
                 raise RunError(
                     f"the server sent {shapes}, expected experts of shape (1 to {most}, {length}, "
                     f"{width})"
                 )
         self._own = self._constant(upload.get("ctx"))
         self._experts = self._constant(payload.get("experts"))
-        self._encoded = []
-
-    def tokenize(self, names: Sequence[str], template: str) -> Classes:
-        """The names alone; the context replaces the template."""
-        return tokenize_names(self.backbone, names, len(self.ctx))
+        self._encoded = {}
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [E, C, d_e] for inference, the client's own prompt first."""
@@ -190,7 +185,7 @@ class PFedMoAP(Method):
 
     def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C] for text features [E, C, d_e]; eq. (0) if E is 1."""
-        features = F.normalize(self.backbone.image_features(images).float(), dim=-1)
+        features = unit(self.backbone.image_features(images))
         own = self.backbone.logits(features, text[0])
         if len(text) == 1:
             return own
@@ -211,24 +206,18 @@ class PFedMoAP(Method):
 
     def _text(self, own: Tensor, classes: Classes) -> Tensor:
         """Features [E, C, d_e]; a gradient reaches the first expert only."""
-        first = self._encode(own, classes).unsqueeze(0)
+        first = self.features(classes, own).unsqueeze(0)
         if self._experts is None:
             return first
         return torch.cat([first, self._constant_features(self._experts, classes)])
 
     def _constant_features(self, experts: Tensor, classes: Classes) -> Tensor:
         """Features [E - 1, C, d_e] of the other clients' prompts, once per class list."""
-        for known, features in self._encoded:
-            if known is classes:
-                return features
-        with torch.no_grad():
-            features = torch.stack([self._encode(context, classes) for context in experts])
-        self._encoded.append((classes, features))
-        return features
-
-    def _encode(self, context: Tensor, classes: Classes) -> Tensor:
-        features = encode_context(self.backbone, classes, context)
-        return F.normalize(features.float(), dim=-1)
+        if classes not in self._encoded:
+            with torch.no_grad():
+                features = [self.features(classes, context) for context in experts]
+            self._encoded[classes] = torch.stack(features)
+        return self._encoded[classes]
 
     def _constant(self, value: FloatArray | None) -> Tensor | None:
         if value is None:
@@ -265,13 +254,3 @@ def select_experts(
 def expert_order(clients: Iterable[str], seed: int) -> list[str]:
     """Clients in a random order drawn once: a newcomer never changes the order of the others."""
     return sorted(clients, key=lambda name: derive_seed(seed, "experts", name))
-
-
-def _linear(seed: int, name: str, width: int) -> nn.Linear:
-    """A layer [width] -> [width], uniform in +-1/sqrt(width), biases, too: torch's default."""
-    layer = nn.Linear(width, width, device="meta").to_empty(device="cpu")
-    bound, draws = 1 / math.sqrt(width), torch_generator(seed, "init", name)
-    with torch.no_grad():
-        for tensor in (layer.weight, layer.bias):
-            tensor.uniform_(-bound, bound, generator=draws)
-    return layer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,10 +9,9 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
-from blend_core.config import MethodConfig
+from blend_core.backbone import unit
 from blend_core.data.transforms import normalise, prepare_test
-from blend_core.methods.base import Method
-from blend_core.prompts import encode_context, new_context, require_room, tokenize_names
+from blend_core.prompts import PromptConfig, PromptMethod, new_context
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
@@ -23,10 +21,9 @@ if TYPE_CHECKING:
 BATCH = 64
 
 
-class PFedPromptConfig(MethodConfig):
+class PFedPromptConfig(PromptConfig):
     """Settings of pFedPrompt."""
 
-    context_length: int = Field(16, ge=1, le=1000, description="m, learned vectors of the prompt")
     alpha: float = Field(
         1.0, ge=0.0, le=1000.0, description="weight of the cache beside the prompt's logits"
     )
@@ -35,7 +32,7 @@ class PFedPromptConfig(MethodConfig):
     )
 
 
-class PFedPrompt(Method):
+class PFedPrompt(PromptMethod):
     """A context as in PromptFL, and at inference a cache of the n training images of the site:
 
         logit_c = tau <n(z), n(t_c)> + alpha sum_i exp(-beta (1 - <n(z), k_i>)) y_ic
@@ -63,7 +60,6 @@ class PFedPrompt(Method):
     def __init__(self, config: PFedPromptConfig, backbone: Backbone, seed: int) -> None:
         super().__init__(config, backbone, seed)
         self.config = config
-        require_room(backbone, "method.context_length", config.context_length)
         self.ctx = new_context(seed, "ctx", config.context_length, backbone.text_width)
         # Plain attributes, not buffers, so that no state of the module holds images' features.
         self._keys: Tensor | None = None
@@ -71,8 +67,8 @@ class PFedPrompt(Method):
         self._names: tuple[str, ...] = ()
 
     def shared(self) -> dict[str, nn.Parameter]:
-        """The context."""
-        return {"ctx": self.ctx}
+        """The context [m, d_t]."""
+        return self.named()
 
     @torch.no_grad()
     def observe(self, data: ClientData, base: Classes) -> None:
@@ -85,23 +81,19 @@ class PFedPrompt(Method):
             batch = images[start : start + BATCH]
             pixels = torch.stack([prepare_test(image, preprocess) for image in batch])
             with self.backbone.autocast():
-                keys.append(self._image_features(normalise(pixels, preprocess, device)))
+                images_in = normalise(pixels, preprocess, device)
+                keys.append(unit(self.backbone.image_features(images_in)))
         if keys:
             self._keys = torch.cat(keys)
             self._values = F.one_hot(labels, len(base.names)).float().to(device)
 
-    def tokenize(self, names: Sequence[str], template: str) -> Classes:
-        """The names alone; the context replaces the template."""
-        return tokenize_names(self.backbone, names, len(self.ctx))
-
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e]."""
-        features = encode_context(self.backbone, classes, self.ctx)
-        return F.normalize(features.float(), dim=-1)
+        return self.features(classes, self.ctx)
 
     def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C]: the prompt's, plus the cache's if the classes are the observed ones."""
-        features = self._image_features(images)
+        features = unit(self.backbone.image_features(images))
         logits = self.backbone.logits(features, text)
         if self._keys is None or self._values is None or classes.names != self._names:
             return logits
@@ -111,9 +103,5 @@ class PFedPrompt(Method):
 
     def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
         """Cross-entropy of the prompt's logits."""
-        logits = self.backbone.logits(self._image_features(images), self.text_features(classes))
+        logits = super().scores(images, self.text_features(classes), classes)
         return {"loss": F.cross_entropy(logits, labels)}
-
-    def _image_features(self, images: Tensor) -> Tensor:
-        """Normalised float32 features [B, d_e]."""
-        return F.normalize(self.backbone.image_features(images).float(), dim=-1)

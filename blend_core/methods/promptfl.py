@@ -1,23 +1,22 @@
-"""PromptFL: one learned context in front of the class names, averaged (METHODS section 3)."""
+"""PromptFL: one learned context in front of the class names, averaged (METHODS section 3).
+
+Source: Guo et al., PromptFL, 2022, over the context of Zhou et al., CoOp, 2021.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor, nn
 
-from blend_core.config import MethodConfig
 from blend_core.messages import Tensors
-from blend_core.methods.base import Method
 from blend_core.prompts import (
-    encode_context,
+    PromptConfig,
+    PromptMethod,
     new_context,
     require_room,
-    tokenize_names,
     word_vectors,
 )
 
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from blend_core.backbone import Backbone, Classes
 
 
-class PromptFLConfig(MethodConfig):
+class PromptFLConfig(PromptConfig):
     """Settings of PromptFL."""
 
-    context_length: int = Field(16, ge=1, le=1000, description="m, learned vectors of a prompt")
     init_phrase: str | None = Field(
         None,
         min_length=1,
@@ -42,7 +40,7 @@ class PromptFLConfig(MethodConfig):
     )
 
 
-class PromptFL(Method):
+class PromptFL(PromptMethod):
     """CoOp's context, trained at every site and averaged:
 
         logit_c = tau <n(z), n(t_c)>,  t_c the text features of [context][name_c].
@@ -50,36 +48,33 @@ class PromptFL(Method):
 
     Released code computes the second term from detached tensors, so that it does nothing
     (METHODS X12); here it has a gradient. A context that starts from words is stored as its
-    difference from their token embeddings: the server then needs no weights to begin with.
+    difference from their token embeddings: the server then needs no weights to begin with, and
+    weight decay draws the context to the words instead of to zero.
     """
 
     Config = PromptFLConfig
 
     def __init__(self, config: PromptFLConfig, backbone: Backbone, seed: int) -> None:
+        phrase = config.init_phrase
+        if phrase is not None:
+            length = len(word_vectors(backbone, phrase))
+            require_room(backbone, "tokens of method.init_phrase", length)
+            config = config.model_copy(update={"context_length": length})
         super().__init__(config, backbone, seed)
         self.config = config
-        width = backbone.text_width
-        if config.init_phrase is None:
-            require_room(backbone, "method.context_length", config.context_length)
-            self.ctx = new_context(seed, "ctx", config.context_length, width)
-        else:
-            length = len(word_vectors(backbone, config.init_phrase))
-            require_room(backbone, "tokens of method.init_phrase", length)
-            self.ctx = nn.Parameter(torch.zeros(length, width))
+        self.ctx = new_context(seed, "ctx", config.context_length, backbone.text_width)
+        if phrase is not None:
+            self.ctx = nn.Parameter(torch.zeros_like(self.ctx))
         self._received = self.ctx.detach().clone()
 
     def shared(self) -> dict[str, nn.Parameter]:
-        """The context."""
-        return {"ctx": self.ctx}
+        """The context [m, d_t]."""
+        return self.named()
 
-    def receive(self, payload: Tensors, upload: Tensors) -> None:
+    def begin(self, payload: Tensors, upload: Tensors) -> None:
         """Remember the received context for the proximal term."""
-        super().receive(payload, upload)
+        super().begin(payload, upload)
         self._received = self.ctx.detach().clone()
-
-    def tokenize(self, names: Sequence[str], template: str) -> Classes:
-        """The names alone; the context replaces the template."""
-        return tokenize_names(self.backbone, names, len(self.ctx))
 
     def context(self) -> Tensor:
         """The context vectors [m, d_t]."""
@@ -89,18 +84,13 @@ class PromptFL(Method):
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e]."""
-        return F.normalize(encode_context(self.backbone, classes, self.context()), dim=-1)
-
-    def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
-        """Logits [B, C]."""
-        features = F.normalize(self.backbone.image_features(images), dim=-1)
-        return self.backbone.logits(features, text)
+        return self.features(classes, self.context())
 
     def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
         """Cross-entropy and, if asked for, the proximal term."""
-        entropy = F.cross_entropy(self.logits(images, classes), labels)
+        losses = super().loss(images, labels, classes)
         if self.config.proximal == 0:
-            return {"loss": entropy}
-        distance = (self.ctx - self._received.to(self.ctx)).square().sum()
+            return losses
+        entropy, distance = losses["loss"], (self.ctx - self._received).square().sum()
         proximal = self.config.proximal / 2 * distance
         return {"loss": entropy + proximal, "loss_ce": entropy, "loss_proximal": proximal}

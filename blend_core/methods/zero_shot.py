@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from blend_core.backbone import unit
 from blend_core.config import MethodConfig
 from blend_core.methods.base import Method
 
@@ -25,13 +25,8 @@ class ZeroShot(Method):
 
     def text_features(self, classes: Classes) -> Tensor:
         """Normalised text features [C, d_e]."""
-        return F.normalize(self.backbone.encode_text(classes), dim=-1)
+        return unit(self.backbone.encode_text(classes))
 
     def scores(self, images: Tensor, text: Tensor, classes: Classes) -> Tensor:
         """Logits [B, C]."""
-        features = F.normalize(self.backbone.image_features(images), dim=-1)
-        return self.backbone.logits(features, text)
-
-    def loss(self, images: Tensor, labels: Tensor, classes: Classes) -> dict[str, Tensor]:
-        """Cross-entropy, for reference; it has no gradient."""
-        return {"loss": F.cross_entropy(self.logits(images, classes), labels)}
+        return self.backbone.logits(unit(self.backbone.image_features(images)), text)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blend_core.errors import ConfigError, RunError
 from blend_core.metrics import METRIC_NAMES, METRICS
-from blend_core.report.rows import ZERO_SHOT, Row, differing, group_rows, labelled
+from blend_core.report.labels import differing
+from blend_core.report.rows import ZERO_SHOT, Row, group_rows, labelled
 from blend_core.report.runs import Run
 from blend_core.significance import SEEDS_FOR_A_CLAIM, PairedTest, holm, paired_test
 
@@ -72,7 +74,7 @@ class Costs:
 def compare(runs: Sequence[Run], baseline: str | None = None, metric: str = "hmean") -> Comparison:
     """Group runs into rows, add zero-shot, and test every row against the baseline.
 
-    Rows are tested only within the same setup: everything but method and training is equal.
+    Rows are tested only within the same setup (`Row.setup`).
 
     Args:
         runs: at least one.
@@ -81,7 +83,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None, metric: str = "hme
 
     Raises:
         ConfigError: unknown metric; no row or several rows of a setup are the baseline.
-        RunError: no runs, or two runs of the same settings and seed differ.
+        RunError: no runs, or two runs of the same row and seed differ.
     """
     if metric not in METRICS:
         raise ConfigError(f"--metric {metric}: unknown; known: {', '.join(METRICS)}")
@@ -118,6 +120,10 @@ def compare(runs: Sequence[Run], baseline: str | None = None, metric: str = "hme
             f"not comparable: rows differ in {', '.join(keys)}; each is tested only against a "
             "baseline that agrees with it in these",
         )
+    versions = Counter(str(run.results.get("version", "unknown")) for run in runs)
+    if len(versions) > 1:
+        counts = ", ".join(f"{name} ({n})" for name, n in sorted(versions.items()))
+        warnings.insert(0, f"the runs come from different package versions: {counts}")
     recorded = {run.results.get("note") for run in runs}
     note = "; ".join(sorted(text for text in recorded if text))
     notes = _notes(metric, lines) + _facts(trained)

@@ -11,18 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from blend_core import __version__
-from blend_core.metrics import METRIC_NAMES
+from blend_core.metrics import DASH, METRIC_NAMES
 from blend_core.report.papers import printed_text
 from blend_core.report.reproduced import MEAN, STD, Entry, Outcome
-from blend_core.report.reproductions import (
-    SHAPES,
-    SOURCES,
-    Choices,
-    PaperTable,
-    Planned,
-    Settings,
-)
-from blend_core.report.tables import DASH
+from blend_core.report.reproductions import SHAPES, SOURCES, Choices, Plan, Settings
 from blend_core.state import make_folder, write_bytes_atomic, write_json_atomic
 
 HEADINGS = ("", "", "paper", "ours", "diff.", "n", "spread", "")
@@ -41,20 +33,12 @@ class Report:
     """All that is said about a table.
 
     Attributes:
-        table: the table.
-        on_shapes: it was made on the built-in benchmark.
-        seeds: the seeds that were asked for.
-        given: settings of the user.
-        planned: the rows on the datasets.
-        outcomes: what became of each.
+        plan: the table and the runs that were asked for.
+        outcomes: what became of each of its rows on the datasets.
         entries: the numbers (`join`).
     """
 
-    table: PaperTable
-    on_shapes: bool
-    seeds: Sequence[int]
-    given: Settings
-    planned: Sequence[Planned]
+    plan: Plan
     outcomes: Sequence[Outcome]
     entries: Sequence[Entry]
 
@@ -72,37 +56,30 @@ def write_report(report: Report, papers: Mapping[str, Any], out: Path) -> list[P
     return [out / f"report.{ending}" for ending in ("md", "csv", "json")]
 
 
-def settings_lines(
-    table: PaperTable,
-    planned: Sequence[Planned],
-    seeds: Sequence[int],
-    on_shapes: bool,
-    given: Settings,
-) -> list[str]:
+def settings_lines(plan: Plan) -> list[str]:
     """Which settings the runs have, and where each comes from."""
+    table, on_shapes = plan.table, plan.on_shapes
     lines = ["preset quickstart"] if on_shapes else []
     scopes = [("", table.protocol.common)]
     if not on_shapes:
-        names = dict.fromkeys(work.dataset for work in planned)
-        scopes += [(f"{name}: ", table.datasets[name]) for name in names]
+        scopes += [(f"{name}: ", table.datasets[name]) for name in plan.datasets]
     methods = table.protocol.methods
     scopes += [(f"{name}: ", methods.get(name, Choices())) for name in table.methods]
     for prefix, scope in scopes:
         for source, settings in scope.by_source(on_shapes):
             lines.append(f"{prefix}{listed(settings)} ({SOURCES[source]})")
-    if any(work.row.set for work in planned):
+    if any(work.row.set for work in plan.planned):
         lines.append("a row's own settings come last")
-    if given:
-        lines.append(f"{listed(given)} (--set)")
-    settings = planned[0].settings
-    fixed = settings.get("data.partition_seed")
+    if plan.given:
+        lines.append(f"{listed(plan.given)} (--set)")
+    fixed = plan.planned[0].settings.get("data.partition_seed")
     varied = (
         "images, order and initial values"
         if fixed is not None
         else "images, shares, order and initial values"
     )
     end = "" if fixed is None else f"; the partition is that of data.partition_seed {fixed} for all"
-    lines.append(f"seeds {', '.join(map(str, seeds))}: they vary {varied}{end}")
+    lines.append(f"seeds {', '.join(map(str, plan.seeds))}: they vary {varied}{end}")
     return lines
 
 
@@ -113,10 +90,11 @@ def listed(settings: Settings) -> str:
 
 def notes(report: Report, papers: Mapping[str, Any]) -> list[str]:
     """What a reader of the numbers should know."""
-    protocol = report.table.protocol
-    said = list(report.table.notes)
+    table = report.plan.table
+    protocol = table.protocol
+    said = list(table.notes)
     for conflict in protocol.conflicts:
-        here = "" if report.on_shapes else f"; here: {conflict['here']}"
+        here = "" if report.plan.on_shapes else f"; here: {conflict['here']}"
         said.append(
             f"{conflict['item']}: paper: {conflict['document']}; released code: "
             f"{conflict['code']}{here}"
@@ -142,22 +120,22 @@ def marks(entries: Sequence[Entry]) -> dict[str, int]:
     return {text: number for number, text in enumerate(texts, 1)}
 
 
-def blocks(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+def by_dataset(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
     """The entries of each dataset, then those over datasets."""
-    for name, found in groupby(entries, key=lambda entry: entry.block):
+    for name, found in groupby(entries, key=lambda entry: entry.dataset):
         yield name, list(found)
 
 
-def block_title(block: str, papers: Mapping[str, Any]) -> str:
-    """Name of a dataset as the papers print it, or what the block is."""
-    if block == MEAN:
+def dataset_title(name: str, papers: Mapping[str, Any]) -> str:
+    """Name of a dataset as the papers print it, or what stands in its place."""
+    if name == MEAN:
         return "mean over datasets"
-    if block == STD:
+    if name == STD:
         return "standard deviation over datasets (population)"
-    if block == SHAPES:
+    if name == SHAPES:
         return "shapes (paper: its mean over datasets)"
-    known = papers["blend"]["main_table"]["datasets"].get(block)
-    return str(known["label"]) if known else block
+    known = papers["blend"]["main_table"]["datasets"].get(name)
+    return str(known["label"]) if known else name
 
 
 def cells(entry: Entry, numbers: Mapping[str, int]) -> tuple[str, ...]:
@@ -181,13 +159,12 @@ def cells(entry: Entry, numbers: Mapping[str, int]) -> tuple[str, ...]:
 def as_markdown(report: Report, papers: Mapping[str, Any]) -> str:
     """Settings, a table per dataset and over datasets, the marks, and the notes."""
     numbers = marks(report.entries)
-    table = report.table
+    table = report.plan.table
     lines = [f"# {table.title}", "", f"`{table.name}`", "", "## Settings", ""]
-    settings = settings_lines(table, report.planned, report.seeds, report.on_shapes, report.given)
-    lines += [f"- {line}" for line in settings]
+    lines += [f"- {line}" for line in settings_lines(report.plan)]
     lines += ["", "## Numbers", "", LEGEND, ""]
-    for name, entries in blocks(report.entries):
-        lines += [f"### {block_title(name, papers)}", ""]
+    for name, entries in by_dataset(report.entries):
+        lines += [f"### {dataset_title(name, papers)}", ""]
         lines += [_markdown_row(HEADINGS), "|---|---|---:|---:|---:|---:|---:|---|"]
         lines += [_markdown_row(cells(entry, numbers)) for entry in entries]
         lines.append("")
@@ -205,8 +182,8 @@ def as_csv(report: Report) -> str:
         values = (entry.ours, entry.difference, entry.n, entry.spread)
         writer.writerow(
             [
-                report.table.name,
-                entry.block,
+                report.plan.table.name,
+                entry.dataset,
                 entry.row.label,
                 entry.metric,
                 entry.paper,
@@ -221,20 +198,18 @@ def as_csv(report: Report) -> str:
 
 def as_json(report: Report, papers: Mapping[str, Any]) -> dict[str, Any]:
     """Every number unrounded, per seed, with the settings and folders of the runs."""
-    table = report.table
+    plan = report.plan
     return {
-        "table": table.name,
-        "title": table.title,
+        "table": plan.table.name,
+        "title": plan.table.title,
         "version": __version__,
-        "on": "shapes" if report.on_shapes else None,
-        "seeds": list(report.seeds),
-        "settings": settings_lines(
-            table, report.planned, report.seeds, report.on_shapes, report.given
-        ),
+        "on": "shapes" if plan.on_shapes else None,
+        "seeds": list(plan.seeds),
+        "settings": settings_lines(plan),
         "notes": notes(report, papers),
         "entries": [
             {
-                "block": entry.block,
+                "dataset": entry.dataset,
                 "row": entry.row.name,
                 "label": entry.row.label,
                 "metric": entry.metric,
@@ -258,7 +233,7 @@ def as_json(report: Report, papers: Mapping[str, Any]) -> dict[str, Any]:
                 "folders": {str(seed): str(run.folder) for seed, run in outcome.runs.items()},
                 "failed": {str(seed): reason for seed, reason in outcome.failed.items()},
             }
-            for work, outcome in zip(report.planned, report.outcomes, strict=True)
+            for work, outcome in zip(plan.planned, report.outcomes, strict=True)
         ],
     }
 

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blend_core.metrics import harmonic_mean
+from blend_core.metrics import HARMONIC, harmonic_mean
 from blend_core.report.papers import Printed, printed
-from blend_core.report.reproductions import Choices, PaperTable, Planned, TableRow
+from blend_core.report.reproductions import Choices, PaperTable, Plan, Planned, TableRow
 from blend_core.report.runs import Run
 
 NOT_THE_BENCHMARK = "rendered shapes, tiny model"
 
-# Blocks over the datasets; all others are datasets.
+# What stands in the place of a dataset for the numbers over all of them.
 MEAN = "mean"
 STD = "std_datasets_pop"
-
-_HARMONIC = {"hmean": ("per", "gen"), "hm": ("local", "base", "novel")}
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Entry:
     """One number of the paper beside ours.
 
     Attributes:
-        block: the dataset, or `MEAN`: mean over datasets, or `STD`: their population standard
+        dataset: its name, or `MEAN`: mean over datasets, or `STD`: their population standard
             deviation (ddof 0), as the papers compute both.
         row: the line of the table.
         metric: e.g. "hmean".
@@ -53,7 +51,7 @@ class Entry:
         missing: which runs are missing, and why.
     """
 
-    block: str
+    dataset: str
     row: TableRow
     metric: str
     paper: float | None
@@ -70,32 +68,25 @@ class Entry:
         return len(self.values)
 
 
-def join(
-    table: PaperTable,
-    papers: Mapping[str, Any],
-    planned: Sequence[Planned],
-    outcomes: Sequence[Outcome],
-    on_shapes: bool,
-) -> list[Entry]:
-    """Put ours beside the paper's, block by block, row by row, metric by metric.
+def join(plan: Plan, papers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[Entry]:
+    """Put ours beside the paper's, dataset by dataset, row by row, metric by metric.
 
     H-Mean and HM of a dataset are the mean over seeds of each seed's own; over datasets it is the
     mean of the datasets' values, not the harmonic mean of means. On the built-in benchmark the
     paper's means over datasets stand beside, and nothing is compared.
 
     Args:
-        table: the table.
+        plan: the table and its rows on datasets.
         papers: the papers' numbers (`read_paper_tables`).
-        planned: rows on datasets, in the order of datasets.
-        outcomes: what became of each.
-        on_shapes: they ran on the built-in benchmark.
+        outcomes: what became of each of `plan.planned`.
     """
+    table, on_shapes = plan.table, plan.on_shapes
     entries = []
-    for work, outcome in zip(planned, outcomes, strict=True):
+    for work, outcome in zip(plan.planned, outcomes, strict=True):
         path = _path(table.mean if on_shapes else table.cells, work.dataset, work.row)
         for metric in table.metrics:
             found = (
-                (seed, _measured(work.row, run.results[work.row.block], metric))
+                (seed, _measured(work.row, run.results[work.row.measured], metric))
                 for seed, run in sorted(outcome.runs.items())
             )
             values = {seed: value for seed, value in found if value is not None}
@@ -109,35 +100,35 @@ def join(
             )
     if on_shapes:
         return entries
-    over = [_over_datasets(table, papers, entries, block) for block in (MEAN, STD)]
+    over = [_over_datasets(table, papers, entries, name) for name in (MEAN, STD)]
     return [*entries, *over[0], *over[1]]
 
 
 def _over_datasets(
-    table: PaperTable, papers: Mapping[str, Any], cells: Sequence[Entry], block: str
+    table: PaperTable, papers: Mapping[str, Any], cells: Sequence[Entry], name: str
 ) -> Iterator[Entry]:
-    """The entries of a block over the datasets."""
-    statistic = statistics.fmean if block == MEAN else statistics.pstdev
-    template = table.mean if block == MEAN else table.std
+    """The entries over the datasets; `name` is `MEAN` or `STD`."""
+    statistic = statistics.fmean if name == MEAN else statistics.pstdev
+    template = table.mean if name == MEAN else table.std
     for row in table.rows:
         for metric in table.metrics:
             here = [cell for cell in cells if cell.row is row and cell.metric == metric]
             known = [cell for cell in here if cell.ours is not None]
-            enough = len(known) >= (1 if block == MEAN else 2)
+            enough = len(known) >= (1 if name == MEAN else 2)
             seeds = set.intersection(*(set(c.values) for c in known)) if enough else set()
             values = {s: statistic([c.values[s] for c in known]) for s in sorted(seeds)}
             ours = statistic([c.ours for c in known if c.ours is not None]) if enough else None
             reasons = list(dict.fromkeys(reason for cell in here for reason in cell.reasons))
             if known and len(known) < len(table.datasets):
                 reasons.append(f"{len(known)} of the paper's {len(table.datasets)} datasets")
-            missing = tuple(f"no {cell.block}" for cell in here if cell.ours is None)
+            missing = tuple(f"no {cell.dataset}" for cell in here if cell.ours is None)
             paper = printed(papers, _path(template, "", row), metric)
-            yield _entry(table, block, row, metric, paper, values, ours, reasons, missing)
+            yield _entry(table, name, row, metric, paper, values, ours, reasons, missing)
 
 
 def _entry(
     table: PaperTable,
-    block: str,
+    dataset: str,
     row: TableRow,
     metric: str,
     paper: Printed,
@@ -156,7 +147,7 @@ def _entry(
     if paper.barred is not None:
         said.append(paper.barred)
     return Entry(
-        block=block,
+        dataset=dataset,
         row=row,
         metric=metric,
         paper=paper.value,
@@ -171,8 +162,8 @@ def _entry(
 
 def _measured(row: TableRow, summary: Mapping[str, Any], metric: str) -> float | None:
     """Our value of a printed metric, in percent."""
-    if metric in _HARMONIC:
-        return harmonic_mean([_measured(row, summary, part) for part in _HARMONIC[metric]])
+    if metric in HARMONIC:
+        return harmonic_mean([_measured(row, summary, part) for part in HARMONIC[metric]])
     value: float | None = summary.get(row.measured_as.get(metric, metric))
     return value
 

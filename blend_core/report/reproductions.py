@@ -79,7 +79,7 @@ class TableRow:
         set: the settings that make the row what it is.
         on_shapes: what stands instead on the built-in benchmark.
         paper: whether the paper prints it.
-        block: "final", or "zero_shot" for what the same runs measured before training.
+        measured: "final", or "zero_shot" for what the same runs measured before training.
         measured_as: printed metric -> the metric of ours that it is.
         remarks: why the printed numbers are no exact target.
     """
@@ -90,7 +90,7 @@ class TableRow:
     set: Settings = field(default_factory=dict)
     on_shapes: Settings = field(default_factory=dict)
     paper: bool = True
-    block: str = "final"
+    measured: str = "final"
     measured_as: Mapping[str, str] = field(default_factory=dict)
     remarks: Sequence[str] = ()
 
@@ -141,6 +141,30 @@ class Planned:
     binding: Settings
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A table as it is to be made.
+
+    Attributes:
+        table: which.
+        planned: the rows on the datasets, in the order of datasets.
+        seeds: of every run.
+        on_shapes: on the built-in benchmark instead of the paper's datasets.
+        given: dotted settings of the user.
+    """
+
+    table: PaperTable
+    planned: Sequence[Planned]
+    seeds: Sequence[int]
+    on_shapes: bool
+    given: Settings
+
+    @cached_property
+    def datasets(self) -> list[str]:
+        """Names of the datasets."""
+        return list(dict.fromkeys(work.dataset for work in self.planned))
+
+
 def read_reproductions() -> dict[str, PaperTable]:
     """All tables that can be made, by name."""
     file = resources.files("blend_core") / "assets" / "reproductions.yaml"
@@ -150,8 +174,12 @@ def read_reproductions() -> dict[str, PaperTable]:
 
 
 def plan(
-    table: PaperTable, datasets: Sequence[str] | None, on_shapes: bool, given: Settings
-) -> list[Planned]:
+    table: PaperTable,
+    datasets: Sequence[str] | None,
+    seeds: Sequence[int],
+    on_shapes: bool,
+    given: Settings,
+) -> Plan:
     """All rows on all datasets.
 
     Later settings win: those of all runs, of the dataset, of the method, of the row, given ones.
@@ -159,6 +187,7 @@ def plan(
     Args:
         table: which.
         datasets: some of the table's; None: all.
+        seeds: of every run.
         on_shapes: on the built-in benchmark instead.
         given: dotted settings of the user.
 
@@ -175,7 +204,7 @@ def plan(
             hint = "; use --seeds" if key == "seed" else ""
             raise ConfigError(f"--set {key}: varied by {table.name}{hint}")
     planned = []
-    for dataset in datasets or known:
+    for dataset in known if datasets is None else datasets:
         for row in table.rows:
             method = table.protocol.methods.get(row.method, Choices())
             scopes = (table.protocol.common, known[dataset], method)
@@ -189,7 +218,7 @@ def plan(
                 binding = {k: v for k, v in binding.items() if k not in scope.choice}
             settings |= {**row.set, **(row.on_shapes if on_shapes else {}), **given}
             planned.append(Planned(dataset, row, settings, {**binding, **row.set}))
-    return planned
+    return Plan(table, planned, seeds, on_shapes, given)
 
 
 def _protocol(
@@ -220,13 +249,13 @@ def _table(
         protocol=protocols[protocol],
         datasets={key: Choices(**entry) for key, entry in datasets.items()},
         metrics=tuple(metrics),
-        rows=(*listed, *(_combinations(**grid) if grid else ())),
+        rows=(*listed, *(_grid_rows(**grid) if grid else ())),
         notes=notes,
         **rest,
     )
 
 
-def _combinations(method: str, label: str, set: Mapping[str, Sequence[Any]]) -> list[TableRow]:
+def _grid_rows(method: str, label: str, set: Mapping[str, Sequence[Any]]) -> list[TableRow]:
     """A row that no paper prints for each combination of the listed values."""
     labelled = [(label.format(*values), values) for values in product(*set.values())]
     return [

@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blend_core.errors import RunError
+from blend_core.report.labels import differing, settings_label
 from blend_core.report.runs import Run
 
 ZERO_SHOT = "zero-shot"
 
-# Settings that decide where, how fast and how often, or when a run gives up, not what is computed.
-_WITHOUT_EFFECT = {
+# Settings that decide where, how fast and how often, or when a reply or a run is given up. They
+# make no other experiment, but may change the rounding of sums, or which replies count: where two
+# runs show it, `group_rows` says so.
+_NO_OTHER_EXPERIMENT = {
     "seed",
     "backbone.text_chunk",
     "train.threads",
     "train.device",
     "evaluation.every",
-    "evaluation.batch_size",
     "server.min_replies",
     "server.formation_timeout",
     "server.round_timeout",
@@ -37,7 +39,8 @@ class Row:
 
     Attributes:
         label: name of the method and the settings that set it apart from other rows.
-        config: dotted setting -> value, without seed and settings that change no number.
+        config: dotted setting -> value, without the seed and settings that make no other
+            experiment, such as the number of threads.
         runs: seed -> run, in rising order of seeds.
         repeats: runs left out because another of the same seed has the same result.
     """
@@ -59,7 +62,10 @@ class Row:
 
     @property
     def setup(self) -> dict[str, Any]:
-        """The settings that must be equal for two rows to be comparable: all but the method's."""
+        """The settings that must be equal for two rows to be comparable: not method and training.
+
+        Batches of the evaluation are among them: FedOTP's scores depend on an image's batch.
+        """
         return {k: v for k, v in self.config.items() if not k.startswith(("method.", "train."))}
 
     def values(self, metric: str) -> dict[int, float]:
@@ -79,7 +85,7 @@ class Row:
 
 
 def group_rows(runs: Iterable[Run]) -> list[Row]:
-    """Put runs that differ in nothing but the seed into one row.
+    """Put the runs of one experiment into one row: only seed, threads, device and the like differ.
 
     A row's label is the method's name and `key=value` for the settings of method and training in
     which rows of that method differ, and for all others in which any two rows differ.
@@ -88,7 +94,8 @@ def group_rows(runs: Iterable[Run]) -> list[Row]:
         Rows in the order of their first run.
 
     Raises:
-        RunError: two runs of the same settings and seed have different results.
+        RunError: two runs of a row and seed have different results; names their folders and the
+            settings in which they differ.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -104,8 +111,9 @@ def group_rows(runs: Iterable[Run]) -> list[Row]:
                 continue
             if _fingerprint(first) != _fingerprint(run):
                 raise RunError(
-                    f"{first.folder} and {run.folder} are both {run.method} with seed {run.seed} "
-                    "and the same settings, but their results differ: leave one out"
+                    f"{first.folder} and {run.folder} are the same experiment with seed {run.seed} "
+                    f"({run.method}), but their results differ; {_difference(first, run)}: "
+                    "leave one out"
                 )
             repeats.append(run)
         config = _config(members[0])
@@ -121,27 +129,16 @@ def labelled(rows: Sequence[Row]) -> list[Row]:
         same = [other.config for other in rows if other.method == row.method]
         own = [key for key in differing(same) if key.startswith(("method.", "train."))]
         keys = [key for key in (*own, *setup) if key in row.config]
-        short = [key.rpartition(".")[2] for key in keys]
-        shown = [s if short.count(s) == 1 else k for k, s in zip(keys, short, strict=True)]
-        values = (f"{s}={_value(row.config[k])}" for k, s in zip(keys, shown, strict=True))
-        label = " ".join((row.method, *values))
+        label = f"{row.method} {settings_label(row.config, keys, _value)}".rstrip()
         # Values that were cut may look alike.
         alike = sum(other.partition(" (")[0] == label for other in labels)
         labels.append(f"{label} ({alike + 1})" if alike else label)
     return [replace(row, label=label) for label, row in zip(labels, rows, strict=True)]
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that are not equal in all of these; a missing one differs from any value."""
-    keys = sorted({key for config in configs for key in config})
-    return [
-        k for k in keys if len({json.dumps(c.get(k, "\0"), sort_keys=True) for c in configs}) > 1
-    ]
-
-
 def _config(run: Run) -> dict[str, Any]:
     """What must be equal in the runs of one row, by dotted name."""
-    flat = {k: v for k, v in _flat(run.results["config"], "") if k not in _WITHOUT_EFFECT}
+    flat = {k: v for k, v in _flat(run.results["config"], "") if k not in _NO_OTHER_EXPERIMENT}
     if run.method == ZERO_SHOT:  # Nothing is trained.
         flat = {k: v for k, v in flat.items() if not k.startswith("train.")}
     return flat
@@ -153,6 +150,17 @@ def _flat(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _difference(first: Run, second: Run) -> str:
+    """Where two runs of one experiment differ besides their results, as part of a sentence."""
+    known = []
+    for run in (first, second):
+        facts = {name: run.results.get(name) for name in ("version", "engine")}
+        known.append({**facts, **dict(_flat(run.results["config"], ""))})
+    keys = differing(known)
+    values = (f"{key} ({', '.join(_value(facts.get(key)) for facts in known)})" for key in keys)
+    return f"they differ in {', '.join(values)}" if keys else "no setting tells them apart"
 
 
 def _fingerprint(run: Run) -> Any:

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blend_core.metrics import METRIC_NAMES, METRICS, harmonic_mean
+from blend_core.metrics import DASH, HARMONIC, METRIC_NAMES, METRICS, harmonic_mean
 from blend_core.report.comparison import Comparison, Line, costs
 from blend_core.state import write_bytes_atomic, write_json_atomic
 
-DASH = "-"
 FILE_DIGITS = 2
 
 
 @dataclass(frozen=True)
-class Block:
+class Columns:
     """Columns that belong together; every row has one cell per heading."""
 
     title: str
@@ -40,8 +39,8 @@ def write_tables(comparison: Comparison, out: Path) -> list[Path]:
     return [out / f"compare.{ending}" for ending in ("json", *texts)]
 
 
-def blocks(comparison: Comparison, digits: int = FILE_DIGITS) -> list[Block]:
-    """The table's columns in three blocks: metrics, costs, test. No cell is empty.
+def columns(comparison: Comparison, digits: int = FILE_DIGITS) -> list[Columns]:
+    """The table's columns in three groups: metrics, costs, test. No cell is empty.
 
     Args:
         comparison: what to show.
@@ -54,13 +53,15 @@ def blocks(comparison: Comparison, digits: int = FILE_DIGITS) -> list[Block]:
     )
     test = ("pairs", "difference", "95 % interval", "t", "p", "p Holm")
     return [
-        Block("percent, mean ± std over n seeds", ("n", *METRIC_NAMES.values()), metrics),
-        Block(
+        Columns("percent, mean ± std over n seeds", ("n", *METRIC_NAMES.values()), metrics),
+        Columns(
             "costs",
             ("bytes up/client/round", "private bytes", "s/round"),
             tuple(_cost_cells(line) for line in lines),
         ),
-        Block(f"{tested} against the baseline", test, tuple(_test_cells(x, digits) for x in lines)),
+        Columns(
+            f"{tested} against the baseline", test, tuple(_test_cells(x, digits) for x in lines)
+        ),
     ]
 
 
@@ -116,7 +117,7 @@ def as_csv(comparison: Comparison) -> str:
 
 def as_markdown(comparison: Comparison) -> str:
     """One table with all columns, then warnings and notes."""
-    parts = blocks(comparison)
+    parts = columns(comparison)
     headings = ["", *(heading for part in parts for heading in part.headings)]
     table = [headings, ["---", *("---:" for _ in headings[1:])]]
     for number, line in enumerate(comparison.lines):
@@ -128,12 +129,12 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def as_latex(comparison: Comparison) -> str:
-    r"""One plain `tabular` per block, then warnings and notes; no package is needed.
+    r"""One plain `tabular` per group of columns, then warnings and notes; no package is needed.
 
     Meant for `\input`. Cells are set as they are in Markdown.
     """
     text = []
-    for part in blocks(comparison):
+    for part in columns(comparison):
         text.append(f"\\begin{{tabular}}{{l{'r' * len(part.headings)}}}\n\\hline")
         text.append(_latex_row(["", *part.headings]) + "\n\\hline")
         for line, cells in zip(comparison.lines, part.rows, strict=True):
@@ -160,7 +161,7 @@ def _json_row(line: Line) -> dict[str, Any]:
             name: {"mean": row.mean(name), "std": row.std(name), "n": len(row.values(name))}
             for name in METRICS
         },
-        "hmean_of_means": harmonic_mean([row.mean("per"), row.mean("gen")]),
+        "hmean_of_means": harmonic_mean([row.mean(part) for part in HARMONIC["hmean"]]),
         "bytes_up": spent.bytes_up,
         "private_bytes": spent.private_bytes,
         "seconds_per_round": spent.seconds,

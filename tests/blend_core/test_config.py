@@ -18,6 +18,10 @@ from blend_core.settings import experiment_from_run_config, load_experiment, pre
     [
         ("rouns=3", r"rouns: unknown key; did you mean rounds\?"),
         ("method.gama=0.3", r"method.gama: unknown key; did you mean method.gamma\?"),
+        ("method={name: promptfl, context_lenght: 4}", r"; did you mean method.context_length\?"),
+        ("method={name: fedotp, epsilom: 0.1}", r"epsilom: .*; did you mean method.epsilon\?"),
+        # A field of another method is no near miss.
+        ("method={name: promptfl, vision_rank: 4}", "method.vision_rank: unknown key$"),
         ("train.learning_rate=1", "train.learning_rate: unknown key"),
         ("method.gamma=1.5", r"method.gamma = 1.5: .*less than or equal to 1"),
         ("method.gamma=high", r'method.gamma = "high": .*number'),

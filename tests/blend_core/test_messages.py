@@ -8,7 +8,7 @@ from flwr.app import Array
 
 from blend_core.backbone import Backbone
 from blend_core.config import BackboneConfig
-from blend_core.messages import Reply, Request, flatten, payload_bytes
+from blend_core.messages import Reply, Request, flatten, tensor_bytes
 from blend_core.methods import build_method
 from blend_core.methods.base import snapshot
 from blend_core.methods.blend import BlendConfig
@@ -40,7 +40,7 @@ def test_the_vector_is_in_name_order():
 
 
 @pytest.mark.parametrize(
-    ("model", "weights", "ranks", "tensor_bytes"),
+    ("model", "weights", "ranks", "expected"),
     [
         # METHODS 15: 12 (A(768, 16) + A(512, 16)) values of 4 bytes.
         ("ViT-B-16-quickgelu", "openai", (16, 16), 2_029_056),
@@ -49,19 +49,19 @@ def test_the_vector_is_in_name_order():
     ],
 )
 def test_bytes_of_a_message_are_four_per_shared_value_plus_one_header(
-    model, weights, ranks, tensor_bytes
+    model, weights, ranks, expected
 ):
     described = Backbone.describe(BackboneConfig(name=model, weights=weights))
     config = BlendConfig(name="blend", vision_rank=ranks[0], text_rank=ranks[1], projection_rank=8)
     shared = snapshot(build_method(config, described, 0).shared())
-    assert payload_bytes(shared) == tensor_bytes + 128
+    assert tensor_bytes(shared) == expected + 128
     # What Flower really ships for the vector.
     vector = Reply("train", 1, "a", shared=shared).pack()[1]
-    assert len(Array(vector).data) == tensor_bytes + 128
+    assert len(Array(vector).data) == expected + 128
 
 
 def test_no_shared_tensors_cost_no_bytes():
-    assert payload_bytes({}) == 0
+    assert tensor_bytes({}) == 0
 
 
 def test_a_payload_for_one_client_travels_apart_from_the_shared_tensors():
@@ -69,7 +69,7 @@ def test_a_payload_for_one_client_travels_apart_from_the_shared_tensors():
     payload = {"experts": np.full((2, 2, 3), 7, np.float32)}
     request = Request("train", "fed", 2, {}, shared=shared, payload=payload)
     header, vector = request.pack()
-    assert payload_bytes(request.tensors) == 4 * (6 + 12) + 128
+    assert tensor_bytes(request.tensors) == 4 * (6 + 12) + 128
     assert len(Array(vector).data) == 4 * (6 + 12) + 128
     back = Request.unpack(header, vector)
     assert set(back.shared) == {"ctx"}

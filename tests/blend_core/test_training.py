@@ -126,3 +126,15 @@ def test_a_loss_that_is_not_finite_names_client_round_and_step(slope, backbone, 
     )
     with pytest.raises(RunError, match=r"c: the loss is inf in round 3, step 1; lower train\.lr"):
         slope(4, round=3, rounds=3)
+
+
+def test_dropout_is_off_after_an_update_that_failed(backbone):
+    class Broken(Slope):
+        def loss(self, images, labels, classes):
+            assert self.draws is not None
+            return {"loss": (self.a + 1) * float("nan")}
+
+    method, classes = Broken(backbone("tower_a")), backbone("tower_a").tokenize(["bus"], "{}")
+    with pytest.raises(RunError):
+        local_update(method, data(2), classes, TrainConfig(), 0, "c", 1, 1)
+    assert method.draws is None

@@ -17,6 +17,7 @@ from blend_core import __version__
 from blend_core.errors import ConfigError, FormationError, SiteError
 from blend_core.settings import load_experiment
 from deploy import cli, folder
+from deploy.check import check
 from deploy.signals import Interrupted, interruptible, uninterrupted
 
 
@@ -54,6 +55,16 @@ def test_help_and_version_are_quick_because_nothing_heavy_is_imported():
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert found.stdout == "light\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "argument"),
+    [("run", "CONFIG"), ("sweep", "GRID"), ("compare", "RUN"), ("reproduce", "TABLE")],
+)
+def test_the_help_of_a_command_says_what_its_argument_is(blend, command, argument):
+    code, out, _ = blend(command, "--help")
+    assert code == 0
+    assert f"{argument} is " in out
 
 
 def test_version(blend):
@@ -231,6 +242,6 @@ def test_a_signal_that_an_importer_swallowed_does_not_make_the_others_deaf(monke
 )
 def test_what_a_backbone_cannot_carry_is_one_line_before_anything_starts(settings, message):
     with pytest.raises(ConfigError, match=message) as refused:
-        cli.check(load_experiment("quickstart", settings))
+        check(load_experiment("quickstart", settings))
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 2

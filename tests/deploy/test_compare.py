@@ -167,6 +167,49 @@ def test_a_repeated_run_with_the_same_result_is_used_once_and_said(tmp_path):
     assert f"{tmp_path / 'b'}: the same as {tmp_path / 'a'}, used once" in comparison.notes
 
 
+def test_two_results_of_one_seed_are_told_apart_by_the_settings_in_which_they_differ(tmp_path):
+    write_run(tmp_path / "a", 0, 70, 70)
+    settings = {"train__threads": 4, "train__device": "cuda", "evaluation__every": 1}
+    write_run(tmp_path / "b", 0, 71, 70, **settings)
+    with pytest.raises(RunError) as caught:
+        group_rows(load_runs([tmp_path]))
+    assert str(caught.value) == (
+        f"{tmp_path}/a and {tmp_path}/b are the same experiment with seed 0 (blend), but their "
+        "results differ; they differ in train.device (cpu, cuda), train.threads (1, 4): leave one "
+        "out"
+    )
+
+
+def test_batches_of_the_evaluation_are_part_of_the_setup(tmp_path):
+    """FedOTP's scores of an image depend on the batch it is in."""
+    write_run(tmp_path / "a", 0, 70, 70, "fedotp", evaluation__batch_size=100)
+    write_run(tmp_path / "b", 0, 71, 70, "fedotp", evaluation__batch_size=50)
+    comparison = compared(tmp_path)
+    assert list(lines(comparison)) == [
+        "zero-shot batch_size=100",
+        "fedotp batch_size=100",
+        "zero-shot batch_size=50",
+        "fedotp batch_size=50",
+    ]
+    (warning,) = comparison.warnings
+    assert warning.startswith("not comparable: rows differ in evaluation.batch_size;")
+
+
+def test_runs_of_different_package_versions_are_warned_about(tmp_path):
+    for seed, version in enumerate(("0.1.0", "0.2.0", "0.1.0")):
+        change(write_run(tmp_path / str(seed), seed, 70, 70), version=version)
+    assert compared(tmp_path).warnings == (
+        "the runs come from different package versions: 0.1.0 (2), 0.2.0 (1)",
+    )
+    change(tmp_path / "1", version="0.1.0")
+    assert compared(tmp_path).warnings == ()
+
+
+def test_a_traceback_is_shown_only_with_debug(tmp_path, blend):
+    assert blend(tmp_path / "nothing")[2].count("\n") == 1
+    assert "Traceback" in blend(tmp_path / "nothing", "--debug")[2]
+
+
 @pytest.mark.parametrize("what", ["counts", "shared", "private"])
 def test_two_results_of_one_seed_are_an_error_that_names_both_folders(tmp_path, what):
     write_run(tmp_path / "a", 0, 70, 70)

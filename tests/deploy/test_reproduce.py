@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from blend_core.report.reproductions import plan, read_reproductions
 from deploy import cli
 from deploy.grid import resolve
-from deploy.reproduce import SHAPES_PRESET, expand
+from deploy.reproduce import expand
 
 TABLES = read_reproductions()
 TINY = ("rounds=1", "clients=2", "data.shots=2", "data.test_per_class=1")
@@ -58,8 +59,8 @@ def test_without_a_name_every_table_is_listed_on_a_line_of_its_own(blend):
 def test_a_dry_run_counts_the_runs_and_starts_none(blend, tmp_path, name, rows, datasets, runs):
     code, output, _ = blend(name, "--dry-run")
     assert code == 0
-    last = output.splitlines()[-1]
-    assert last == f"{rows} rows x {datasets} datasets x 3 seeds, equal runs once: {runs} runs"
+    counts = f"{rows} rows x {datasets} datasets x 3 seeds, equal runs once: {runs} runs"
+    assert counts in output.splitlines()
     text = " ".join(output.split())
     for row in TABLES[name].rows:
         assert f"- {row.label}: method.name {row.method}" in text
@@ -72,15 +73,33 @@ def test_a_dry_run_counts_the_runs_and_starts_none(blend, tmp_path, name, rows, 
 
 def test_datasets_and_seeds_restrict_a_table(blend):
     options = ("--datasets", "dtd,eurosat", "--seeds", "3,4", "--dry-run")
-    assert blend("blend-table1", *options)[1].splitlines()[-1].endswith(": 20 runs")
+    assert ", equal runs once: 20 runs\n" in blend("blend-table1", *options)[1]
+
+
+def test_a_dry_run_ends_with_what_the_command_itself_would_refuse(blend):
+    options = ("blend-table1", "--datasets", "dtd", "--seeds", "0")
+    code, output, errors = blend(*options, "--dry-run")
+    assert (code, errors) == (0, "")
+    _, reason = " ".join(output.split()).split(" runs cannot run: ")
+    refused = blend(*options)
+    assert refused == (2, "", f"error: {reason}\n")
+    assert "data." in reason
+
+
+def test_a_dry_run_of_what_can_run_ends_with_the_number_of_runs(blend):
+    code, output, _ = blend("pfedmma-table1", "--on", "shapes", "--dry-run")
+    assert code == 0
+    last = output.splitlines()[-1]
+    assert last == "6 rows x 1 datasets x 3 seeds, equal runs once: 18 runs"
 
 
 @pytest.mark.parametrize("name", list(TABLES))
 def test_on_shapes_the_rows_of_every_table_fit_the_tiny_model(name):
-    planned = plan(TABLES[name], None, True, {})
+    whole = plan(TABLES[name], None, [0], True, {})
+    planned = whole.planned
     assert len(planned) == len(TABLES[name].rows)
     # The rows of the grid of gamma and lambda differ in nothing that could fit or not.
-    experiments = resolve(expand(planned[:10], [0], SHAPES_PRESET)[0])
+    experiments = resolve(expand(replace(whole, planned=planned[:10]))[0])
     assert {experiment.data.kind for experiment in experiments.values()} == {"shapes"}
     ranks = ("method.vision_rank", "method.text_rank", "method.projection_rank")
     numbers = [work.settings.get(key) for work in planned for key in ranks]
@@ -94,6 +113,14 @@ def test_on_shapes_the_rows_of_every_table_fit_the_tiny_model(name):
         (
             ["pfedmma-shift", "--datasets", "dtd"],
             "error: --datasets dtd: not in pfedmma-shift; known: domainnet, office_caltech10",
+        ),
+        (
+            ["blend-table1", "--datasets", ""],
+            "error: --datasets: empty list; name at least one, or leave the option out",
+        ),
+        (
+            ["blend-table1", "--seeds", " ,"],
+            "error: --seeds: empty list; name at least one, or leave the option out",
         ),
         (
             ["blend-table1", "--seeds", "0,one"],
@@ -156,8 +183,8 @@ def test_a_table_on_shapes_runs_and_reports_and_a_second_time_only_reports(
     assert len(shown) == len(data["runs"]) == number + 1
     for run in data["runs"]:
         results = json.loads((Path(run["folders"]["0"]) / "results.json").read_text())
-        block = "zero_shot" if run["row"] == "zero_shot" else "final"
-        assert shown[run["row"]] == pytest.approx(results[block][metric])
+        moment = "zero_shot" if run["row"] == "zero_shot" else "final"
+        assert shown[run["row"]] == pytest.approx(results[moment][metric])
         assert results["config"]["method"]["name"] == run["settings"]["method.name"]
     files = {path.name for path in folder.iterdir()}
     assert {"report.md", "report.csv", "report.json", "sweep.json"} <= files

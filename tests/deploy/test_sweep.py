@@ -24,11 +24,11 @@ from blend_core import __version__
 from blend_core.errors import ConfigError
 from blend_core.settings import preset_names
 from deploy import cli
-from deploy.grid import labels, resolve
+from deploy.grid import Cell, Sweep, labels, read_grid, resolve
+from deploy.options import Engine
 from deploy.relatives import relatives
-from deploy.sweep import Cell, Sweep, read_grid, run_sweep
 from deploy.sweep_folder import finished_results, foreign_content
-from deploy.sweep_runner import _jobs
+from deploy.sweep_runner import _jobs, run_sweep
 from deploy.sweep_view import SweepView
 
 BLEND = [sys.executable, "-m", "deploy.cli"]
@@ -236,7 +236,6 @@ def test_a_dry_run_prints_the_runs_and_starts_nothing(blend, tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--engine", "cloud"], "--engine cloud: unknown; known: loop"),
         (["--out", "mine"], "not empty and no sweep's folder"),
         (["--out", "mine/file"], "file: Not a directory"),
     ],
@@ -254,14 +253,22 @@ def test_wrong_usage_is_one_line_and_nothing_is_touched(blend, tmp_path, options
     ]
 
 
+def test_an_unknown_engine_is_wrong_usage(blend, tmp_path):
+    code, _, errors = blend("sweep", "example", "--engine", "cloud")
+    assert code == 2
+    for word in ("--engine", "cloud", *Engine):
+        assert word in errors
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_cores_are_shared_out_among_the_runs(monkeypatch, tiny_experiment):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8), raising=False)
     one, three = tiny_experiment(), tiny_experiment(train={"threads": 3})
-    assert _jobs([one], "loop") == 8
-    assert _jobs([one, three], "loop") == 2
-    assert _jobs([one], "processes") == 4  # Its two clients compute at the same time.
-    assert _jobs([tiny_experiment(train={"threads": 9})], "loop") == 1
-    assert _jobs([tiny_experiment(train={"device": "cuda"})], "loop") == 1
+    assert _jobs([one], Engine.LOOP) == 8
+    assert _jobs([one, three], Engine.LOOP) == 2
+    assert _jobs([one], Engine.PROCESSES) == 4  # Its two clients compute at the same time.
+    assert _jobs([tiny_experiment(train={"threads": 9})], Engine.LOOP) == 1
+    assert _jobs([tiny_experiment(train={"device": "cuda"})], Engine.LOOP) == 1
 
 
 # What is shown

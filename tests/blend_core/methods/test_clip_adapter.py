@@ -76,7 +76,7 @@ def test_a_feature_by_hand(tower_a):
     # 0.5 * [0, 4 * 2 * 3, 0, ...] + 0.5 * [3, 0, ...] = [1.5, 12, 0, ...]
     expected = np.zeros((1, 32), np.float32)
     expected[0, :2] = np.array([1.5, 12.0]) / np.sqrt(1.5**2 + 12.0**2)
-    close(method.blend(feature, method.vision), expected, 1e-6)
+    close(method.residual(feature, method.vision), expected, 1e-6)
 
 
 @pytest.mark.parametrize("text", [False, True])

@@ -17,7 +17,7 @@ from blend_core.backbone import Backbone, Classes
 from blend_core.config import BackboneConfig, Experiment, TrainConfig
 from blend_core.data import ClientData, Labelled, client_names
 from blend_core.errors import ConfigError
-from blend_core.messages import Reply, Request, payload_bytes
+from blend_core.messages import Reply, Request, tensor_bytes
 from blend_core.methods import BUILT_IN, build_method, config_class
 from blend_core.methods.base import Method, restore, snapshot
 from blend_core.state import Generations, tensors_sha256
@@ -94,7 +94,7 @@ def test_parameters_and_bytes_equal_the_closed_formulas(name, model):
     assert (counts["shared"], counts["private"]) == expected
     assert counts["trainable"] == sum(expected)
     header = 128 if expected[0] else 0
-    assert payload_bytes(snapshot(method.shared())) == 4 * expected[0] + header
+    assert tensor_bytes(snapshot(method.shared())) == 4 * expected[0] + header
     if tower is VIT_B:
         assert expected == row.table
 

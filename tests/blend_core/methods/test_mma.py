@@ -155,7 +155,7 @@ def branch_of_one_value(backbone, activation):
         middle.weight.fill_(-2.0)
         middle.bias.fill_(5.0)
         adapter.up.weight[1, 0] = 10.0
-    return CoupledAdapter(adapter, middle)
+    return CoupledAdapter(adapter, middle, method.after_middle)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def gradients(method):
 
 def test_logits_loss_and_gradients_with_experts(backbone):
     method, meta, arrays, images = trained(backbone)
-    method.receive(*received(arrays))
+    method.begin(*received(arrays))
     classes = method.tokenize(meta["class_names"], "")
     text = method.text_features(classes)
     close(text[0], arrays["out/text_features"], 1e-5)
@@ -76,7 +76,7 @@ def test_logits_loss_and_gradients_with_experts(backbone):
 
 def test_a_first_participation_is_plain_prompt_learning_and_leaves_the_gate_alone(backbone):
     method, meta, arrays, images = trained(backbone)
-    method.receive({}, {})
+    method.begin({}, {})
     classes = method.tokenize(meta["class_names"], "")
     close(method.logits(images, classes), arrays["first/logits"], 5e-5)
     loss = method.loss(images, torch.tensor(meta["labels"]), classes)["loss"]
@@ -91,9 +91,9 @@ def test_experts_of_an_earlier_request_are_forgotten(backbone):
     """Released code trains a newcomer with the experts of the client before it; not emulated."""
     method, meta, arrays, images = trained(backbone)
     classes = method.tokenize(meta["class_names"], "")
-    method.receive(*received(arrays))
+    method.begin(*received(arrays))
     method.logits(images, classes)
-    method.receive({}, {})
+    method.begin({}, {})
     close(method.logits(images, classes), arrays["first/logits"], 5e-5)
 
 
@@ -103,19 +103,19 @@ def test_text_features_follow_the_experts_and_the_classes(backbone):
     new = method.tokenize(meta["new_class_names"], "")
     payload, upload = received(arrays)
     calls = []
-    encode = method._encode
-    method._encode = lambda context, classes: calls.append(1) or encode(context, classes)
+    encode = method.features
+    method.features = lambda classes, context: calls.append(1) or encode(classes, context)
     labels = torch.tensor(meta["labels"])
-    method.receive({"experts": payload["experts"][:2]}, upload)
+    method.begin({"experts": payload["experts"][:2]}, upload)
     two = method.text_features(base)
-    method.receive(payload, upload)
+    method.begin(payload, upload)
     for classes in (base, new, base, new):
         method.loss(images, labels % len(classes.names), classes)
     # Own prompt each time; the experts once per class list and request.
     assert len(calls) == 3 + 4 + 2 * 3
     four = method.text_features(base)
     assert (two.shape[0], four.shape[0]) == (3, 4)
-    method.receive({"experts": -payload["experts"]}, upload)
+    method.begin({"experts": -payload["experts"]}, upload)
     assert not torch.allclose(method.text_features(base)[1:], four[1:], atol=1e-3)
 
 
@@ -124,7 +124,7 @@ def test_inference_uses_the_own_prompt_and_training_the_received_one(backbone):
     payload, upload = received(arrays)
     classes = method.tokenize(meta["class_names"], "")
     restore(method.shared(), {"ctx": -arrays["param/ctx"]})  # the averaged prompt
-    method.receive(payload, upload)
+    method.begin(payload, upload)
     close(method.logits(images, classes), arrays["eval/logits"], 5e-5)
     loss = method.loss(images, torch.tensor(meta["labels"]), classes)["loss"]
     assert abs(loss.item() - float(arrays["out/loss"])) > 1e-3
@@ -132,7 +132,7 @@ def test_inference_uses_the_own_prompt_and_training_the_received_one(backbone):
 
 def test_without_lambda_and_output_layer_the_logits_are_zero(backbone):
     method, meta, arrays, images = trained(backbone, lambda_m=0.0)
-    method.receive(*received(arrays))
+    method.begin(*received(arrays))
     with torch.no_grad():
         method.gate.o.weight.zero_()
         method.gate.o.bias.zero_()
@@ -143,7 +143,7 @@ def test_without_lambda_and_output_layer_the_logits_are_zero(backbone):
 def test_a_blunt_gate_averages_the_experts(backbone):
     """beta = 0 and identity layers: the mixture is the mean of the pooled text features."""
     method, meta, arrays, images = trained(backbone, beta=0.0)
-    method.receive(*received(arrays))
+    method.begin(*received(arrays))
     with torch.no_grad():
         for layer in (method.gate.v, method.gate.o):
             layer.weight.copy_(torch.eye(8))
@@ -301,7 +301,7 @@ def test_what_does_not_fit_is_refused_with_the_number(tower, settings, message):
 def test_a_payload_that_does_not_fit_is_refused(backbone, payload):
     method, _, _ = build(backbone)
     with pytest.raises(RunError, match=r"expected experts of shape \(1 to 3, 4, 64\)"):
-        method.receive(payload, {})
+        method.begin(payload, {})
 
 
 def test_bfloat16_features_are_gated_in_float32(tower):
@@ -311,7 +311,7 @@ def test_bfloat16_features_are_gated_in_float32(tower):
     method = build_method(config, described, 0)
     restore(method.shared(), {"ctx": arrays["param/ctx"]})
     restore(method.private(), {name: arrays[f"param/{name}"] for name in GATE})
-    method.receive(*received(arrays))
+    method.begin(*received(arrays))
     images = torch.from_numpy(arrays["in/images"])
     with described.autocast():
         classes = method.tokenize(meta["class_names"], "")

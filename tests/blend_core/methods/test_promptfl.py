@@ -7,6 +7,7 @@ import pytest
 import torch
 from support import assert_gradients, assert_server_mean, close, read_fixture
 
+from blend_core.errors import ConfigError
 from blend_core.methods import build_method
 from blend_core.methods.base import restore
 from blend_core.methods.promptfl import PromptFLConfig
@@ -54,11 +55,17 @@ def test_a_context_starts_from_the_tokens_of_a_phrase(backbone):
     close(method.logits(images, classes), arrays["phrase/logits"], 5e-5)
 
 
+@pytest.mark.parametrize("phrase", [" ", "_"])
+def test_a_phrase_without_words_is_refused(backbone, phrase):
+    with pytest.raises(ConfigError, match="has no words"):
+        build(backbone, init_phrase=phrase)
+
+
 def test_the_proximal_term_has_a_gradient(backbone):
     """X12: released code computes it from detached tensors, so it does nothing; not emulated."""
     method, meta, arrays, images = trained(backbone, proximal=0.5)
     classes = method.tokenize(meta["class_names"], "")
-    method.receive({}, {})
+    method.begin({}, {})
     with torch.no_grad():
         method.ctx.add_(0.1)
     losses = method.loss(images, torch.tensor(meta["labels"]), classes)
@@ -69,8 +76,6 @@ def test_the_proximal_term_has_a_gradient(backbone):
 
 
 def test_a_context_longer_than_the_tower_is_refused(backbone):
-    from blend_core.errors import ConfigError
-
     tower = backbone("tower_a")
     with pytest.raises(ConfigError, match=r"context_length = 74: .* at least 78 .* at most 73"):
         build_method(PromptFLConfig(name="promptfl", context_length=74), tower, 0)

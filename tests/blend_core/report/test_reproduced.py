@@ -42,9 +42,9 @@ def report(tmp_path: Path):
         **given: Any,
     ) -> Report:
         table = TABLES[name]
-        planned = plan(table, datasets, on_shapes, given)
+        made_up = plan(table, datasets, [0, 1], on_shapes, given)
         outcomes = []
-        for work in planned:
+        for work in made_up.planned:
             runs, failed = {}, {}
             for seed, values in made.get((work.dataset, work.row.name), {}).items():
                 if isinstance(values, str):
@@ -57,20 +57,20 @@ def report(tmp_path: Path):
                 config.setdefault("backbone", {"weights": "builtin"})
                 folder = tmp_path / f"{work.dataset}-{work.row.name}-{seed}"
                 folder.mkdir()
-                block = summary(*values)
-                results = {"seed": seed, "config": config, "final": block, "zero_shot": block}
+                found = summary(*values)
+                results = {"seed": seed, "config": config, "final": found, "zero_shot": found}
                 results |= {"rounds": [], "clients": []}
                 (folder / "results.json").write_text(json.dumps(results))
                 runs[seed] = load_runs([folder])[0]
             outcomes.append(Outcome(runs, failed))
-        entries = join(table, PAPERS, planned, outcomes, on_shapes)
-        return Report(table, on_shapes, [0, 1], given, planned, outcomes, entries)
+        return Report(made_up, outcomes, join(made_up, PAPERS, outcomes))
 
     return build
 
 
-def entry(report: Report, block: str, row: str, metric: str):
-    found = [e for e in report.entries if (e.block, e.row.name, e.metric) == (block, row, metric)]
+def entry(report: Report, dataset: str, row: str, metric: str):
+    wanted = (dataset, row, metric)
+    found = [e for e in report.entries if (e.dataset, e.row.name, e.metric) == wanted]
     assert len(found) == 1
     return found[0]
 
@@ -185,7 +185,7 @@ def test_on_shapes_nothing_is_compared_with_the_papers_means_beside(report):
     cell = entry(found, "shapes", "no_agg", "per")
     assert (cell.paper, cell.ours, cell.difference) == (89.12, 90.0, None)
     assert all(e.reasons[0] == "rendered shapes, tiny model" for e in found.entries)
-    assert {e.block for e in found.entries} == {"shapes"}
+    assert {e.dataset for e in found.entries} == {"shapes"}
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,9 @@ def test_the_three_files_hold_the_same_numbers(report, tmp_path):
     assert (row["n"], row["spread"], row["comparable"]) == ("2", "7.07", "True")
     data = json.loads(paths[2].read_text())
     cell = next(
-        e for e in data["entries"] if (e["block"], e["row"], e["metric"]) == ("dtd", "blend", "gen")
+        e
+        for e in data["entries"]
+        if (e["dataset"], e["row"], e["metric"]) == ("dtd", "blend", "gen")
     )
     assert cell["values"] == {"0": 60.0, "1": 70.0}
     assert cell["difference"] == pytest.approx(0.68)

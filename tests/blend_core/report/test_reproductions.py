@@ -41,7 +41,7 @@ NAMES = {
 
 
 def planned(name, datasets=None, on_shapes=False, **given):
-    return plan(TABLES[name], datasets, on_shapes, given)
+    return plan(TABLES[name], datasets, [0], on_shapes, given).planned
 
 
 def row_of(name, row, dataset=None, on_shapes=False):
@@ -124,6 +124,17 @@ def test_a_baseline_whose_settings_no_paper_states_binds_nobody_to_ours():
     assert binding["rounds"] == 50
 
 
+def test_fedotp_beside_pfedmma_has_the_settings_of_that_papers_scripts():
+    work = row_of("pfedmma-table1", "fedotp")
+    settings = {"method.epsilon": 0.1, "method.threshold": 0.01, "method.mass": 1.0}
+    assert settings.items() <= work.settings.items()
+    assert settings.items() <= work.binding.items()
+
+
+def test_no_dataset_is_not_all_of_them():
+    assert planned("blend-table1", []) == []
+
+
 def test_an_unknown_dataset_is_one_line_that_lists_the_known_ones():
     with pytest.raises(ConfigError) as caught:
         planned("pfedmma-shift", ["office"])
@@ -137,4 +148,4 @@ def test_an_unknown_dataset_is_one_line_that_lists_the_known_ones():
 @pytest.mark.parametrize("key", ["method.aggregate", "data.kind", "seed"])
 def test_what_a_table_varies_cannot_be_set(key):
     with pytest.raises(ConfigError, match=rf"--set {key}: varied by blend-ablation-aggregation"):
-        plan(TABLES["blend-ablation-aggregation"], None, True, {key: 1})
+        plan(TABLES["blend-ablation-aggregation"], None, [0], True, {key: 1})

@@ -10,7 +10,7 @@ import torch
 from support import close, read_fixture
 
 from blend_core.errors import RunError
-from blend_core.transport import transport_plan
+from blend_core.optimal_transport import transport_plan
 
 # exp(-cost / epsilon) of COST at this epsilon is [[1, 1/2], [1/4, 1]].
 HALVING = 1 / math.log(2)

@@ -18,7 +18,7 @@ from blend_core.errors import RunError
 Solver = Literal["cot", "sinkhorn"]
 
 
-class Transport(NamedTuple):
+class Plan(NamedTuple):
     """What the solver found.
 
     Attributes:
@@ -38,7 +38,7 @@ def transport_plan(
     solver: Solver = "cot",
     threshold: float = 1e-3,
     max_iterations: int = 100,
-) -> Transport:
+) -> Plan:
     """Plans diag(u) K diag(v) of a batch of problems, with K = exp(-cost / epsilon).
 
     From u = 1, v = 1, with a = 1/M and b = mass/N ("sinkhorn": b = 1/N), one iteration is
@@ -87,7 +87,7 @@ def transport_plan(
             if torch.isfinite(cost).all()
             else "the transport plan is not finite because the features are not; lower train.lr"
         )
-    return Transport(plan.float(), iterations)
+    return Plan(plan.float(), iterations)
 
 
 def _log_mean_change(now: Tensor, before: Tensor) -> Tensor:

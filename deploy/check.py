@@ -1,0 +1,36 @@
+"""Finds what cannot work before anything is written or started."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from blend_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blend_core.backbone import Backbone
+    from blend_core.config import BackboneConfig, Experiment
+
+
+def check(experiment: Experiment) -> None:
+    """Put clients, backbone, method and class names together, without weights and images.
+
+    Raises:
+        ConfigError: clients, site folders, backbone or method do not fit together.
+    """
+    from blend_core.data import class_names, client_names
+    from blend_core.methods import build_method
+
+    if client_names(experiment) is None:
+        raise ConfigError("data.kind = 'folders' needs data.root, the folder of all sites")
+    method = build_method(experiment.method, _described(experiment.backbone), experiment.seed)
+    if names := class_names(experiment):
+        method.tokenize(names, experiment.data.template)
+
+
+@lru_cache(maxsize=1)
+def _described(config: BackboneConfig) -> Backbone:
+    """A backbone without weights; a sweep checks hundreds of runs of the same."""
+    from blend_core.backbone import Backbone
+
+    return Backbone.describe(config)
