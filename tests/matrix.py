@@ -40,7 +40,6 @@ class Row:
         shared, private: closed formulas of METHODS 15, with the method's default settings.
         table: (shared, private) as METHODS 15 prints them for ViT-B/16.
         private_text: whether clients' private tensors change their text features.
-        first_round_private: whether the first round already changes private tensors.
     """
 
     small: Mapping[str, Any]
@@ -48,7 +47,6 @@ class Row:
     private: Callable[[Tower], int]
     table: tuple[int, int]
     private_text: bool = False
-    first_round_private: bool = True
 
 
 CONTEXT = {"context_length": 4}
@@ -81,7 +79,6 @@ ROWS: dict[str, Row] = {
         lambda t: 16 * t.d_t,
         lambda t: 4 * (128**2 + 128),
         (8_192, 66_048),
-        first_round_private=False,
     ),
     "mma-fedavg": Row(MMA, mma, lambda t: 0, (674_560, 0)),
     "pfedmma": Row(

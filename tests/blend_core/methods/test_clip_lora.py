@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from support import close, read_fixture
 
-from blend_core.backbone import Backbone, Classes
-from blend_core.config import BackboneConfig
+from blend_core.backbone import Classes
 from blend_core.errors import ConfigError
 from blend_core.methods import build_method
-from blend_core.methods.base import snapshot
+from blend_core.methods.base import restore, snapshot
 from blend_core.methods.clip_lora import ClipLoraConfig, LoraAttention, LowRank
 from blend_core.methods.zero_shot import ZeroShotConfig
 from blend_core.randomness import torch_generator
@@ -216,42 +215,51 @@ def test_evaluation_drops_nothing(tower_a, images):
     assert torch.equal(method.logits(images, classes), expected)
 
 
-def test_the_mean_of_a_and_b_is_not_the_mean_of_their_product():
-    """Two sites that changed the weight alike, by 1, and whose mean changes nothing."""
-    one, minus = np.ones((1, 1), np.float32), -np.ones((1, 1), np.float32)
-    uploads = {"c1": {"a": one, "b": one}, "c2": {"a": minus, "b": minus}}
-    mean = weighted_mean(uploads, {"c1": 3, "c2": 3})
-    assert [(u["b"] @ u["a"]).item() for u in uploads.values()] == [1.0, 1.0]
-    assert (mean["b"] @ mean["a"]).item() == 0.0
-    # Sites that moved A alone average exactly.
-    uploads = {"c1": {"a": 5 * one, "b": 2 * one}, "c2": {"a": one, "b": 2 * one}}
-    mean = weighted_mean(uploads, {"c1": 3, "c2": 1})
-    assert (mean["b"] @ mean["a"]).item() == (3 * 10 + 1 * 2) / 4
+def site(tower, a, b):
+    """A site that changed one weight, W_q of the first vision block: its entry 0, 0 by b a."""
+    method = build(tower, trained=False, rank=1)
+    change = method.vision["1"]["q"]
+    with torch.no_grad():
+        change.a.zero_()[0, 0] = a
+        change.b.zero_()[0, 0] = b
+    return method
 
 
-def test_bf16_products_leave_logits_and_tensors_in_float32(tower, images):
-    exact = build(Backbone.load(tower("tower_a")))
-    method = build(Backbone.load(tower("tower_a"), precision="bf16"))
-    classes = method.tokenize(NAMES, "a photo of a {}.")
-    with method.backbone.autocast():
-        logits = method.logits(images, classes)
-        method.draws = torch_generator(0, "x")
-        loss = method.loss(images, LABELS, classes)["loss"]
-    loss.backward()
-    assert logits.dtype == torch.float32
-    assert {p.dtype for p in method.parameters()} == {torch.float32}
-    assert all(torch.isfinite(p.grad).all() for p in method.parameters())
-    torch.testing.assert_close(logits, exact.logits(images, classes), atol=0.5, rtol=0)
+def first_entry(method):
+    """What the change of W_q adds to the first entry for an input (1, 0, 0, ...)."""
+    added = method.vision["1"]["q"](torch.eye(128)[:1])
+    assert not added[0, 1:].any()
+    return added[0, 0].item()
 
 
-def test_counts_and_names_at_vit_b_16():
-    described = Backbone.describe(BackboneConfig(name="ViT-B-16-quickgelu", weights="openai"))
-    method = build(described, trained=False)
-    assert method.parameter_counts() == {"shared": 184_320, "private": 0, "trainable": 184_320}
-    names = list(method.shared())
-    assert names == sorted(names)
+def averaged(tower, sites, images):
+    uploads = {f"c{i}": snapshot(method.shared()) for i, method in enumerate(sites)}
+    method = build(tower, trained=False, rank=1)
+    restore(method.shared(), weighted_mean(uploads, {f"c{i}": n for i, n in enumerate(images)}))
+    return method
+
+
+def test_two_sites_that_changed_a_weight_alike_may_average_to_no_change(tower_a, images):
+    """FedAvg of A and B is not the average of B A: (1, 1) and (-1, -1) make (0, 0)."""
+    sites = [site(tower_a, 1.0, 1.0), site(tower_a, -1.0, -1.0)]
+    mean = averaged(tower_a, sites, [3, 3])
+    assert [first_entry(method) for method in (*sites, mean)] == [1.0, 1.0, 0.0]
+    classes = mean.tokenize(NAMES, "a photo of a {}.")
+    zero_shot = build_method(ZeroShotConfig(name="zero-shot"), tower_a, 0)
+    expected = zero_shot.logits(images, classes)
+    assert torch.equal(mean.logits(images, classes), expected)
+    assert all((method.logits(images, classes) - expected).abs().max() > 1e-3 for method in sites)
+
+
+def test_sites_that_moved_a_alone_average_exactly(tower_a):
+    mean = averaged(tower_a, [site(tower_a, 5.0, 2.0), site(tower_a, 1.0, 2.0)], [3, 1])
+    assert first_entry(mean) == (3 * 10 + 1 * 2) / 4
+
+
+def test_names_and_aggregation(tower_a):
+    names = list(build(tower_a, trained=False).shared())
     assert {n.split(".", 2)[2] for n in names} == {f"{w}.{m}" for w in "qkv" for m in "ab"}
-    own = build(described, trained=False, aggregate="none")
+    own = build(tower_a, trained=False, aggregate="none")
     assert own.shared() == {}
     assert list(own.private()) == names
 
@@ -259,6 +267,3 @@ def test_counts_and_names_at_vit_b_16():
 def test_what_the_towers_cannot_carry_is_refused(tower_a):
     with pytest.raises(ConfigError, match=r"method\.rank = 65: the text tower .* choose 1 to 64"):
         build(tower_a, rank=65)
-    described = Backbone.describe(BackboneConfig(name="RN50-quickgelu", weights="openai"))
-    with pytest.raises(ConfigError, match="choose a ViT model"):
-        build(described)

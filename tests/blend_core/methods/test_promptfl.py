@@ -41,9 +41,11 @@ def test_logits_loss_and_gradients(backbone):
     close(method.logits(images, new), arrays["new/logits"], 5e-5)
 
 
-def test_server_averages_the_context():
-    _, arrays = read_fixture("promptfl")
-    assert_server_mean(arrays, ["ctx"])
+def test_server_averages_the_context(backbone):
+    method, _, arrays, _ = build(backbone)
+    names = list(method.shared())
+    assert {f"server/upload/{n}" for n in names} == {k for k in arrays if "/upload/" in k}
+    assert_server_mean(arrays, names)
 
 
 def test_a_context_starts_from_the_tokens_of_a_phrase(backbone):
