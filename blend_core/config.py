@@ -117,8 +117,12 @@ class DataConfig(Section):
             raise ValueError(f"template {self.template!r} must contain {{}} exactly once")
         if self.kind == "folders" and self.label_space == "federation" and not self.classes:
             raise ValueError("label_space federation needs data.classes, the list of class names")
-        if len(set(self.classes)) != len(self.classes):
-            raise ValueError("classes must not repeat a name")
+        if len(self.classes) == 1:
+            raise ValueError("classes needs at least two names, or there is nothing to learn")
+        # As a prompt reads them: `_` is a space, and case does not count.
+        read = [" ".join(name.replace("_", " ").split()).casefold() for name in self.classes]
+        if "" in read or len(set(read)) != len(read):
+            raise ValueError("classes holds a name that is empty, or two that read the same")
         return self
 
 
@@ -231,7 +235,10 @@ class Experiment(Section):
 
         named = {"name": "blend", **method}
         if not all(isinstance(key, str) for key in named) or not isinstance(named["name"], str):
-            raise ValueError("method must be a mapping of settings with a name")
+            raise ValueError(
+                "method must be a mapping of settings with a name, "
+                f"not method.name = {str(named['name'])[:80]}"
+            )
         kind = config_class(named["name"])
         try:
             return {**data, "method": kind(**named)}

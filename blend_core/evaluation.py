@@ -7,6 +7,7 @@ import torch
 from blend_core.backbone import Classes
 from blend_core.data import ClientData, Labelled
 from blend_core.data.transforms import normalise
+from blend_core.errors import RunError
 from blend_core.methods.base import Method
 
 # group -> [right, total]
@@ -33,6 +34,9 @@ def evaluate(
     Returns:
         {"local": [right, total], "base": [...], "novel": [...]}: test images of the classes the
         client trains on, all base test images, all new test images.
+
+    Raises:
+        RunError: scores that are not finite.
     """
     predicted = _predict(method, data.test_base, base, batch_size)
     labels = data.test_base.labels
@@ -60,5 +64,8 @@ def _predict(method: Method, part: Labelled, classes: Classes, batch_size: int) 
         for start in range(0, len(part.images), batch_size):
             pixels = torch.stack(part.images[start : start + batch_size])
             images = normalise(pixels, backbone.preprocess, backbone.device)
-            found.append(method.scores(images, text, classes).argmax(-1).cpu())
+            scores = method.scores(images, text, classes)
+            if not torch.isfinite(scores).all():  # argmax would call them the first class
+                raise RunError("the model's scores are not finite; its training has diverged")
+            found.append(scores.argmax(-1).cpu())
     return torch.cat(found)

@@ -38,7 +38,7 @@ def require_room(backbone: Backbone, key: str, length: int) -> None:
         raise ConfigError(
             f"{key} = {length}: with a class name it needs at least {length + SHORTEST} token "
             f"positions, {backbone.name} has {backbone.context_length}; choose at most "
-            f"{backbone.context_length - SHORTEST}"
+            f"{backbone.context_length - SHORTEST}, less with long class names"
         )
 
 
@@ -55,7 +55,7 @@ def tokenize_names(backbone: Backbone, names: Sequence[str], length: int) -> Cla
         raise ConfigError(
             f"class name too long: {names[longest]!r} with a context of {length} vectors makes a "
             f"prompt of {needed} tokens, {backbone.name} takes {backbone.context_length}; shorten "
-            "the name or the context"
+            f"the name, or the context to at most {length - needed + backbone.context_length}"
         )
     return classes
 
@@ -66,7 +66,13 @@ def word_vectors(backbone: Backbone, words: str) -> Tensor:
     Raises:
         ConfigError: the phrase has no tokens, or more than the tower takes.
     """
-    prompt = backbone.tokenize([words], "{}")
+    try:
+        prompt = backbone.tokenize([words], "{}")
+    except ConfigError:
+        raise ConfigError(
+            f"the phrase {words[:80]!r} has more tokens than the {backbone.context_length - 2} "
+            f"that {backbone.name} takes; shorten it"
+        ) from None
     tokens = prompt.tokens[0, 1 : int(prompt.end[0])]
     if not len(tokens):
         raise ConfigError(f"the phrase {words!r} has no words")

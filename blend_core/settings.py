@@ -16,6 +16,7 @@ import yaml
 
 from blend_core.config import Experiment, parse_experiment
 from blend_core.errors import ConfigError
+from blend_core.methods import method_names
 
 # Keys of the run-config that are not settings of the experiment.
 CARRIER_KEYS = ("experiment", "preset", "out", "federation", "engine", "started")
@@ -131,6 +132,10 @@ def read_yaml(source: str, kind: str = "configs") -> dict[str, Any]:
     else:
         path = Path(source)
         if not path.is_file():
+            if kind == "configs" and source in method_names():
+                raise ConfigError(
+                    f"{source} is a method without a preset: --set method.name={source}"
+                )
             raise ConfigError(f"{source}: no such file, and not a preset ({', '.join(names)})")
         try:
             text = path.read_text(encoding="utf-8")

@@ -48,7 +48,7 @@ def local_update(
         "skipped_steps", whose gradient overflowed.
 
     Raises:
-        RunError: the loss is not finite; names client, round and step.
+        RunError: a loss is not finite, or not what `Method.loss` promises; names round and step.
     """
     backbone, preprocess = method.backbone, method.backbone.preprocess
     optimizer = _optimizer(method, config)
@@ -75,11 +75,7 @@ def local_update(
                     labels[batch].to(backbone.device),
                     classes,
                 )
-            if not torch.isfinite(losses["loss"]):
-                raise RunError(
-                    f"{client}: the loss is {losses['loss'].item()} in round {round}, step "
-                    f"{step + 1}; lower train.lr (now {config.lr})"
-                )
+            _require_usable(losses, round, step + 1, optimizer)
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * _decay(config, round, step, rounds, steps)
             optimizer.zero_grad(set_to_none=True)
@@ -98,6 +94,28 @@ def local_update(
         method.draws = None
     means = {name: total / seen for name, total in sums.items()}
     return {**means, "steps": steps, **({"skipped_steps": skipped} if half else {})}
+
+
+def _require_usable(
+    losses: dict[str, Tensor], round: int, step: int, optimizer: torch.optim.Optimizer
+) -> None:
+    where = f"round {round}, step {step}"
+    scalars = isinstance(losses, dict) and all(
+        isinstance(value, Tensor) and value.numel() == 1 for value in losses.values()
+    )
+    trained = scalars and "loss" in losses and losses["loss"].requires_grad
+    if not trained or set(losses) & {"steps", "skipped_steps"}:
+        raise RunError(
+            f'{where}: the method\'s loss must be a dictionary of scalar tensors with "loss", '
+            'without "steps" and "skipped_steps"'
+        )
+    for name, value in losses.items():
+        if not torch.isfinite(value):
+            rates = sorted({group["initial_lr"] for group in optimizer.param_groups})
+            raise RunError(
+                f"{where}: {name} is {value.item()}; lower the learning rate (now "
+                f"{', '.join(map(str, rates))}) or look at the method's own factors"
+            )
 
 
 def _batches(

@@ -148,25 +148,37 @@ def _json(text: str, name: str) -> dict[str, Any]:
     return model
 
 
+def require_source(config: BackboneConfig) -> None:
+    """Check that the weights are the built-in ones, a file here or a tag; downloads nothing.
+
+    Raises:
+        ConfigError: they are none of these; says what could be meant.
+    """
+    name, weights = config.name, config.weights
+    if weights == "builtin" and name != TINY:
+        raise ConfigError(
+            f"backbone.weights = 'builtin' belongs to {TINY}; for {name} give a tag such as openai "
+            "or a local file"
+        )
+    if weights == "builtin" or Path(weights).is_file():
+        return
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if weights not in tags:
+        known = f"its tags: {', '.join(tags)}" if tags else "it has no tags"
+        known = "use backbone.weights=builtin" if name == TINY else known
+        raise ConfigError(
+            f"backbone.weights = {weights!r}: no such file, and not a tag of {name} ({known})"
+        )
+
+
 def _locate(config: BackboneConfig) -> tuple[Path, bool]:
     """The weight file and whether it is known to be OpenAI's."""
+    require_source(config)
     weights = config.weights
     if weights == "builtin":
-        if config.name != TINY:
-            raise ConfigError(
-                f"backbone.weights = 'builtin' belongs to {TINY}; for {config.name} give a tag "
-                "such as openai or a local file"
-            )
         return Path(str(resources.files("blend_core") / "assets" / f"{TINY}.safetensors")), False
     if Path(weights).is_file():
         return Path(weights), False
-    tags = open_clip.list_pretrained_tags_by_model(config.name)
-    if weights not in tags:
-        known = f"its tags: {', '.join(tags)}" if tags else "it has no tags"
-        raise ConfigError(
-            f"backbone.weights = {weights!r}: no such file, and not a tag of {config.name} "
-            f"({known})"
-        )
     settings = open_clip.get_pretrained_cfg(config.name, weights)
     try:
         path = open_clip.download_pretrained(settings, prefer_hf_hub=True)

@@ -19,11 +19,11 @@ from blend_core import __version__
 from blend_core.backbone import Backbone, Classes
 from blend_core.config import BackboneConfig, Experiment, Precision, parse_experiment
 from blend_core.data import ClientData, load_client_data
-from blend_core.errors import BlendError, ConfigError, SiteError, described
+from blend_core.errors import BlendError, ConfigError, RunError, SiteError, described
 from blend_core.evaluation import Counts, evaluate
 from blend_core.messages import Reply, Request, Tensors, failure
 from blend_core.methods import build_method, config_class
-from blend_core.methods.base import Method, restore, snapshot
+from blend_core.methods.base import Method, require_finite, restore, snapshot
 from blend_core.state import Generations, tensors_sha256
 from blend_core.training import local_update
 from blend_core.weights import weights_sha256
@@ -108,12 +108,14 @@ class Node:
 
     def _enter_round(self, request: Request, loaded: _Loaded) -> None:
         """Put the received shared part and this client's newest private part into the model."""
+        _require_round(request, loaded.experiment.rounds)
         state = self._state(request, loaded)
         upload = {n.removeprefix(UPLOAD): v for n, v in state.items() if n.startswith(UPLOAD)}
         restore(loaded.method.shared(), request.shared)
         restore(
             loaded.method.private(), {n: v for n, v in state.items() if not n.startswith(UPLOAD)}
         )
+        require_finite(request.payload)
         loaded.method.begin(request.payload, upload)
 
     def _state(self, request: Request, loaded: _Loaded) -> Tensors:
@@ -224,6 +226,20 @@ class _Loaded:
             return base, method.tokenize(new, template) if new else None
         except ConfigError as error:  # The names are the site's, not the server's.
             raise SiteError(f"E11 {error}") from None
+
+
+def _require_round(request: Request, rounds: int) -> None:
+    """Refuse a round that no run has: it would put the site's generations out of order.
+
+    Raises:
+        RunError: it is below 1, past the end, or not after the client's last accepted one.
+    """
+    last = rounds if request.kind == "train" else rounds + 1
+    if not max(1, request.last_round + 1) <= request.round <= last:
+        raise RunError(
+            f"the server asked to {request.kind} in round {request.round}; expected "
+            f"{max(1, request.last_round + 1)} to {last}"
+        )
 
 
 def _device(experiment: Experiment) -> str:

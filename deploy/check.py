@@ -20,9 +20,11 @@ def check(experiment: Experiment) -> None:
     """
     from blend_core.data import class_names, client_names
     from blend_core.methods import build_method
+    from blend_core.weights import require_source
 
     if client_names(experiment) is None:
         raise ConfigError("data.kind = 'folders' needs data.root, the folder of all sites")
+    require_source(experiment.backbone)
     method = build_method(experiment.method, _described(experiment.backbone), experiment.seed)
     if names := class_names(experiment):
         method.tokenize(names, experiment.data.template)

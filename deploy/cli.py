@@ -120,6 +120,12 @@ def run(
     console = Console(highlight=False)
     console.print(compact_yaml(experiment), markup=False, soft_wrap=True)
     console.print(f"engine {engine}, out {folder}", markup=False, soft_wrap=True)
+    if experiment.data.kind == "shapes" and experiment.backbone.name != "blend-tiny":
+        console.print(
+            "note: data.kind = shapes trains on rendered shapes; for your own images give "
+            "data.kind=folders and data.root",
+            soft_wrap=True,
+        )
     federation = f"{experiment.method.name}-{secrets.token_hex(6)}"
     with Progress(console, experiment.rounds, experiment.clients, STARTED) as progress:
         if engine is Engine.LOOP:

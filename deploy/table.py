@@ -89,6 +89,11 @@ def _left_out(results: Results) -> list[str]:
     lines = []
     if names := results.get("clients_without_test"):
         lines.append(f"without base test images, left out of means: {', '.join(names)}")
+    counts = results["final"]["counts"].values()
+    if counts and not any(count[g][1] for count in counts for g in count):
+        lines.append("no client has test images: nothing was measured")
+    elif counts and not any(count["novel"][1] for count in counts):
+        lines.append("no images of new classes: Gen., H-Mean, Novel and HM are not measured")
     if reasons := results.get("clients_not_evaluated"):
         lines += [f"not evaluated: {name}: {why}" for name, why in sorted(reasons.items())]
     return lines

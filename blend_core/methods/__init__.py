@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from blend_core.config import MethodConfig
-from blend_core.errors import ConfigError, described
+from blend_core.errors import BlendError, ConfigError, described, one_line
 
 if TYPE_CHECKING:
     from blend_core.backbone import Backbone
@@ -60,11 +60,20 @@ def method_class(name: str) -> type[Method]:
     where = _known()[name]
     module, _, attribute = where.partition(":")
     try:
-        found: type[Method] = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = getattr(import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # Another package's import may do anything.
         raise ConfigError(
-            f"method.name = {name!r}: {where} cannot be imported: {described(error)}"
+            f"method.name = {name!r}: {where} cannot be imported: {one_line(described(error))}"
         ) from error
+    from blend_core.methods.base import Method
+
+    config = getattr(found, "Config", None)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"method.name = {name!r}: {where} is not a class derived from Method")
+    if not (isinstance(config, type) and issubclass(config, MethodConfig)):
+        raise ConfigError(
+            f"method.name = {name!r}: {where} has no Config derived from MethodConfig"
+        )
     return found
 
 
@@ -83,8 +92,19 @@ def build_method(config: MethodConfig, backbone: Backbone, seed: int) -> Method:
         seed: the run's seed.
 
     Raises:
-        ConfigError: the backbone cannot carry the method; one line that says why.
+        ConfigError: the backbone cannot carry the method, or the method's two sets are not what
+            they must be; one line that says why.
     """
-    method = method_class(config.name)(config, backbone, seed)
+    from blend_core.methods.base import require_sets
+
+    try:
+        method = method_class(config.name)(config, backbone, seed)
+        require_sets(method)
+    except BlendError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"method.name = {config.name!r}: cannot be built: {one_line(described(error))}"
+        ) from error
     # The weights may lie on another device; without weights (meta) there is nothing to follow.
     return method.to(backbone.device if backbone.device.type != "meta" else "cpu")

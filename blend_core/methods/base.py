@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -12,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from blend_core.config import MethodConfig
-from blend_core.errors import RunError
+from blend_core.errors import ConfigError, RunError
 from blend_core.messages import Tensors
 
 if TYPE_CHECKING:
@@ -166,10 +167,10 @@ def snapshot(tensors: Mapping[str, nn.Parameter]) -> Tensors:
 
 
 def restore(tensors: Mapping[str, nn.Parameter], values: Tensors) -> None:
-    """Write values into the live tensors; names and shapes must be the same.
+    """Write finite values into the live tensors; names and shapes must be the same.
 
     Raises:
-        RunError: names the tensors that are missing, unknown or of another shape.
+        RunError: names the tensors that are missing, unknown, of another shape or not finite.
     """
     wrong = sorted(set(tensors) ^ set(values)) + [
         name
@@ -178,6 +179,38 @@ def restore(tensors: Mapping[str, nn.Parameter], values: Tensors) -> None:
     ]
     if wrong:
         raise RunError(f"tensors do not fit the method: {', '.join(wrong[:5])}")
+    require_finite(values)
     with torch.no_grad():
         for name, parameter in tensors.items():
             parameter.copy_(torch.from_numpy(np.array(values[name], dtype=np.float32)))
+
+
+def require_finite(values: Tensors) -> None:
+    """Raise `RunError` that names the tensors with values that are not finite."""
+    wrong = [name for name, value in sorted(values.items()) if not np.isfinite(value).all()]
+    if wrong:
+        raise RunError(f"tensors that are not finite: {', '.join(wrong[:5])}")
+
+
+def require_sets(method: Method) -> None:
+    """Refuse a method whose tensors would be lost, sent twice, or trained and never kept."""
+    own = dict(method.named_parameters())
+    sets = {"shared()": method.shared(), "private()": method.private()}
+    for title, tensors in sets.items():
+        if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
+            raise ConfigError(f"{title} must be a dictionary of parameters by name")
+        for name, value in tensors.items():
+            if not any(value is parameter for parameter in own.values()):
+                raise ConfigError(f"{title}: {name} is not a parameter of the method's own")
+            if not re.fullmatch(r"[\w.-]{1,200}", name):
+                raise ConfigError(f"{title}: name {name!r}: letters, digits, and . _ - only")
+            if value.dtype != torch.float32:
+                raise ConfigError(f"{title}: {name} is {value.dtype}, must be float32")
+    shared, private = sets.values()
+    twice = sorted(set(shared) & set(private))
+    if twice or {id(value) for value in shared.values()} & {id(v) for v in private.values()}:
+        raise ConfigError(f"a tensor is shared and private: {', '.join(twice) or 'by two names'}")
+    kept = {id(value) for value in (*shared.values(), *private.values())}
+    for name, parameter in own.items():
+        if parameter.requires_grad and id(parameter) not in kept:
+            raise ConfigError(f"parameter {name} is trained, but neither shared nor private")

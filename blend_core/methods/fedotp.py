@@ -28,7 +28,7 @@ class FedOTPConfig(PromptConfig):
         0.1, ge=1e-4, le=100.0, description="entropic regularisation, in units of 1 - cosine"
     )
     mass: float = Field(
-        0.8, gt=0.0, le=1.0, description="gamma_ot, total mass of a plan; solver cot only"
+        0.8, ge=1e-6, le=1.0, description="gamma_ot, total mass of a plan; solver cot only"
     )
     solver: Solver = Field(
         "cot", description="cot: patches give at most 1/M each; sinkhorn: all of it, mass 1"

@@ -14,6 +14,7 @@ from blend_core.backbone import Backbone
 from blend_core.config import MethodConfig, TrainConfig
 from blend_core.data import ClientData, Labelled
 from blend_core.errors import RunError
+from blend_core.evaluation import evaluate
 from blend_core.methods.base import Method
 from blend_core.methods.promptfl import PromptFL, PromptFLConfig
 from blend_core.training import local_update
@@ -120,11 +121,13 @@ def test_reduced_precision_trains_fp32_tensors_to_nearly_the_same_values(tower, 
     assert np.linalg.norm(exact) > 0
 
 
-def test_a_loss_that_is_not_finite_names_client_round_and_step(slope, backbone, monkeypatch):
+def test_a_loss_that_is_not_finite_names_round_step_and_rates(slope, backbone, monkeypatch):
     monkeypatch.setattr(
         Slope, "loss", lambda self, *_: {"loss": (self.a + 1) * float("inf")}, raising=True
     )
-    with pytest.raises(RunError, match=r"c: the loss is inf in round 3, step 1; lower train\.lr"):
+    with pytest.raises(
+        RunError, match=r"round 3, step 1: loss is inf; lower the learning rate \(now 0\.1, 1\.0\)"
+    ):
         slope(4, round=3, rounds=3)
 
 
@@ -138,3 +141,49 @@ def test_dropout_is_off_after_an_update_that_failed(backbone):
     with pytest.raises(RunError):
         local_update(method, data(2), classes, TrainConfig(), 0, "c", 1, 1)
     assert method.draws is None
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        lambda a: a.sum(),
+        lambda a: {"cost": a.sum()},
+        lambda a: {"loss": a.expand(2)},
+        lambda a: {"loss": a.sum(), "part": 1.0},
+        lambda a: {"loss": a.sum(), "steps": a.sum()},
+    ],
+)
+def test_a_loss_that_is_no_dictionary_of_scalars_is_one_line(backbone, losses):
+    class Odd(Slope):
+        def loss(self, images, labels, classes):
+            return losses(self.a + self.b)
+
+    method, classes = Odd(backbone("tower_a")), backbone("tower_a").tokenize(["bus"], "{}")
+    with pytest.raises(RunError, match="round 1, step 1: the method's loss must be a dictionary"):
+        local_update(method, data(2), classes, TrainConfig(), 0, "c", 1, 1)
+
+
+def test_a_part_that_is_not_finite_is_named(backbone):
+    class Odd(Slope):
+        def loss(self, images, labels, classes):
+            return {"loss": self.a + self.b, "loss_pull": torch.tensor(float("nan"))}
+
+    method, classes = Odd(backbone("tower_a")), backbone("tower_a").tokenize(["bus"], "{}")
+    with pytest.raises(RunError, match="loss_pull is nan"):
+        local_update(method, data(2), classes, TrainConfig(), 0, "c", 1, 1)
+
+
+def test_scores_that_are_not_finite_are_never_counted(backbone):
+    class Diverged(Slope):
+        def text_features(self, classes):
+            return torch.zeros(1, 32)
+
+        def scores(self, images, text, classes):
+            return torch.full((len(images), 1), float("nan"))
+
+    test = Labelled.of([torch.zeros(3, 32, 32, dtype=torch.uint8)], [0])
+    none = Labelled.of([], [])
+    client = ClientData(("bus",), (), none, test, none)
+    classes = backbone("tower_a").tokenize(["bus"], "{}")
+    with pytest.raises(RunError, match="scores are not finite"):
+        evaluate(Diverged(backbone("tower_a")), client, classes, None, 10)

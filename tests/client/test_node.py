@@ -21,7 +21,7 @@ from client.site import Site
 @pytest.fixture
 def setting(tiny_experiment, tower, tmp_path):
     """(experiment, its initial shared tensors, function that makes a node)."""
-    experiment = tiny_experiment(backbone=tower("tower_a").model_dump())
+    experiment = tiny_experiment(backbone=tower("tower_a").model_dump(), rounds=20)
     described = Backbone.describe(experiment.backbone)
     method = build_method(experiment.method, described, experiment.seed)
 
@@ -217,3 +217,29 @@ def test_a_crash_tells_the_server_its_kind_only(tmp_path, monkeypatch):
     node = Node(Site("hospital", tmp_path / "state", data_dir=tmp_path), "fed")
     reply = node.handle(Request("join", "fed", 0, experiment.to_json()))
     assert reply.error == "hospital: it failed (KeyError); its worker.log says why"
+
+
+@pytest.mark.parametrize(
+    ("kind", "round", "last"),
+    [("train", 0, 0), ("train", -5, 0), ("train", 21, 0), ("evaluate", 22, 0), ("train", 1, 1)],
+)
+def test_a_round_that_no_run_has_is_refused_and_changes_no_generation(setting, kind, round, last):
+    experiment, shared, node = setting
+    site = node()
+    assert site.handle(ask(experiment, shared)).error is None
+    before = sorted(p.name for p in site.generations.folder.iterdir())
+    reply = site.handle(ask(experiment, shared, kind, round, last_round=last))
+    assert f"asked to {kind} in round {round}; expected" in (reply.error or "")
+    assert sorted(p.name for p in site.generations.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_values_that_are_not_finite_are_named_and_not_blamed_on_the_site(setting, kind):
+    experiment, shared, node = setting
+    name = sorted(shared)[0]
+    spoiled = {**shared, name: np.full_like(shared[name], np.nan)}
+    reply = node().handle(ask(experiment, spoiled, kind))
+    assert f"not finite: {name}" in (reply.error or "")
+    payload = {"experts": np.full((1, 2), np.inf, np.float32)}
+    reply = node().handle(ask(experiment, shared, kind, payload=payload))
+    assert "not finite: experts" in (reply.error or "")
