@@ -23,7 +23,9 @@ def compare(
     baseline: Annotated[
         str | None,
         typer.Option(
-            metavar="METHOD", help="Method or label of the row to test against; none: zero-shot."
+            metavar="LABEL",
+            help="Row to test against: a method, or a label of the table printed for the same "
+            "runs (labels depend on the runs; quote one with spaces); none: zero-shot.",
         ),
     ] = None,
     metric: Annotated[
@@ -31,7 +33,9 @@ def compare(
     ] = "hmean",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for compare.md, .csv, .json, .tex, .png and .svg; none: print."),
+        typer.Option(
+            help="Also write compare.md, .csv, .json, .tex, .png and .svg into this folder."
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -85,10 +89,5 @@ def _write(comparison: Comparison, out: Path, console: Console) -> None:
     from blend_core.state import make_folder
 
     make_folder(out)
-    written = write_tables(comparison, out)
-    try:
-        written += write_picture(comparison, out)
-    except ImportError:
-        console.print("no picture: pip install blend-federated[plot]", markup=False)
-    for path in written:
+    for path in (*write_tables(comparison, out), *write_picture(comparison, out)):
         console.print(f"written: {path}", markup=False, soft_wrap=True)

@@ -113,6 +113,28 @@ def read_grid(source: str) -> Sweep:
     return Sweep(base, tuple(cells))
 
 
+def narrowed(sweep: Sweep, seeds: Sequence[int] | None, methods: Sequence[str]) -> Sweep:
+    """The cells of some methods, with other seeds.
+
+    Args:
+        sweep: all cells.
+        seeds: instead of the grid's; None: those of the grid.
+        methods: names of the methods to keep; empty: all.
+
+    Raises:
+        ConfigError: the grid has no cell of one of these methods.
+    """
+    known = list(dict.fromkeys(_method(cell) for cell in sweep.cells))
+    for name in methods:
+        if name not in known:
+            raise ConfigError(f"--only {name}: not in this grid; its methods: {', '.join(known)}")
+    cells = [cell for cell in sweep.cells if not methods or _method(cell) in methods]
+    if seeds is not None:
+        different = dict.fromkeys(cell.settings for cell in cells)
+        cells = [Cell(settings, seed) for settings in different for seed in seeds]
+    return Sweep(sweep.base, tuple(cells))
+
+
 def resolve(sweep: Sweep) -> dict[Cell, Experiment]:
     """The experiment of every cell, checked as far as it can be without running it.
 
@@ -200,6 +222,10 @@ def _method_of(base: Mapping[str, Any]) -> str:
     method = base.get("method")
     name = method.get("name") if isinstance(method, dict) else None
     return name if isinstance(name, str) else "blend"
+
+
+def _method(cell: Cell) -> str:
+    return _text(dict(cell.settings)[METHOD])
 
 
 def _listed(names: Sequence[str], limit: int = 3) -> str:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from blend_core.errors import ConfigError
+
 
 class Engine(StrEnum):
     """How the clients of a run are computed; the numbers are the same."""
@@ -22,3 +24,27 @@ Overrides = Annotated[
 ]
 # `deploy.cli.main` looks for it itself, since an error may come before a command has begun.
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The value of `--seeds`, e.g. "0,1,2"; each seed once.
+
+    Raises:
+        ConfigError: none at all, or something else than whole numbers from 0.
+    """
+    numbers = parse_names("--seeds", text)
+    if not all(number.isdecimal() for number in numbers):
+        raise ConfigError(f"--seeds {text}: expected whole numbers from 0, e.g. 0,1,2")
+    return list(dict.fromkeys(map(int, numbers)))
+
+
+def parse_names(option: str, text: str) -> list[str]:
+    """The value of an option that is a list with commas; each name once.
+
+    Raises:
+        ConfigError: no name at all.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ConfigError(f"{option}: empty list; name at least one, or leave the option out")
+    return names

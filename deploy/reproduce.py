@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blend_core.errors import ConfigError, RunError
-from deploy.options import Debug, Overrides
+from deploy.options import Debug, Overrides, parse_names, parse_seeds
 from deploy.signals import uninterrupted
 from deploy.table import WIDTH
 
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 # What the runs' settings lie over.
 PAPER_PRESET, SHAPES_PRESET = "blend-paper", "quickstart"
+SEEDS = "0,1,2"
+NOT_READABLE = (
+    "the papers' datasets cannot be read by this version; --on shapes runs the same rows on the "
+    "built-in benchmark"
+)
 
 
 class On(StrEnum):
@@ -42,7 +47,7 @@ def reproduce(
     datasets: Annotated[
         str | None, typer.Option(metavar="A,B", help="Some of the datasets; none: all.")
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Seeds of every run.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Seeds of every run.")] = SEEDS,
     settings: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print settings and runs, and stop.")
@@ -75,9 +80,9 @@ def reproduce(
         return
     if table not in known:
         raise ConfigError(f"{table}: unknown table; known: {', '.join(known)}")
-    names = None if datasets is None else _names("--datasets", datasets)
+    names = None if datasets is None else parse_names("--datasets", datasets)
     given = parse_overrides(settings or [])
-    planned = plan(known[table], names, _seeds(seeds), on is not None, given)
+    planned = plan(known[table], names, parse_seeds(seeds), on is not None, given)
     sweep, cells = expand(planned)
     if dry_run:
         _print_plan(planned, sweep, console)
@@ -86,7 +91,7 @@ def reproduce(
     try:
         results = run_sweep(sweep, folder, jobs, console)
     except ConfigError as error:
-        raise ConfigError(_first_line(error)) from None
+        raise ConfigError(_refusal(error)) from None
     outcomes = _outcomes(cells, results)
     papers = read_paper_tables()
     report = Report(planned, outcomes, join(planned, papers, outcomes))
@@ -118,27 +123,30 @@ def print_report(report: Report, papers: Mapping[str, Any], console: Console) ->
     from blend_core.report import paper_report as texts
 
     width = min(WIDTH, console.width)
+    table, on_shapes = report.plan.table, report.plan.on_shapes
     lines = texts.settings_lines(report.plan)
-    _print_lines([report.plan.table.title, *(f"- {line}" for line in lines)], console)
+    _print_lines([table.title, *(f"- {line}" for line in lines)], console)
     numbers = texts.marks(report.entries)
     for name, entries in texts.by_dataset(report.entries):
-        grid = Table(title=texts.dataset_title(name, papers), title_justify="left", title_style="")
-        for heading in texts.HEADINGS[:2]:
+        title = texts.dataset_title(name, table, papers)
+        grid = Table(title=title, title_justify="left", title_style="")
+        headings = texts.headings(on_shapes)
+        for heading in headings[:2]:
             grid.add_column(heading, overflow="fold")
-        for heading in texts.HEADINGS[2:]:
+        for heading in headings[2:]:
             grid.add_column(heading, justify="right", no_wrap=heading != "")
         before = None
         for entry in entries:
-            label, *cells = texts.cells(entry, numbers)
+            label, *cells = texts.cells(entry, numbers, on_shapes)
             if before not in (None, entry.row):
                 grid.add_section()
-            style = "dim" if entry.reasons else ""
+            style = "dim" if entry.reasons and not on_shapes else ""
             grid.add_row("" if entry.row is before else label, *cells, style=style)
             before = entry.row
         console.print(grid, width=width)
     found = [f"{number}: {text}" for text, number in numbers.items()]
-    said = [f"- {note}" for note in texts.notes(report, papers)]
-    _print_lines([texts.LEGEND, *found, *said], console)
+    said = [f"- {note}" for note in texts.notes(report)]
+    _print_lines([texts.legend(on_shapes), *found, *said], console)
 
 
 def _print_plan(plan: Plan, sweep: Sweep, console: Console) -> None:
@@ -154,16 +162,27 @@ def _print_plan(plan: Plan, sweep: Sweep, console: Console) -> None:
             own = {"method.name": work.row.method} | {k: work.settings[k] for k in work.row.set}
             end = ", before training" if work.row.measured == "zero_shot" else ""
             _print_lines([f"- {work.row.label}: {listed(own)}{end}"], console)
-    counts = f"{len(table.rows)} rows x {len(datasets)} datasets x {len(plan.seeds)} seeds"
-    _print_lines([f"{counts}, equal runs once: {len(sweep.cells)} runs"], console)
+    sizes = {"row": len(table.rows), "dataset": len(datasets), "seed": len(plan.seeds)}
+    counts = " x ".join(_count(number, noun) for noun, number in sizes.items())
+    _print_lines([f"{counts}, equal runs once: {_count(len(sweep.cells), 'run')}"], console)
     try:
         resolve(sweep)
     except ConfigError as error:
-        _print_lines([f"cannot run: {_first_line(error)}"], console)
+        _print_lines([f"cannot run: {_refusal(error)}"], console)
 
 
 def _list(known: Mapping[str, PaperTable], console: Console) -> None:
-    _print_lines([f"{name}: {table.title}" for name, table in known.items()], console)
+    """Names, titles, and how many runs each table takes with the default seeds."""
+    from blend_core.report.reproductions import plan
+
+    seeds = parse_seeds(SEEDS)
+    for name, table in known.items():
+        shapes, papers = (
+            len(expand(plan(table, None, seeds, on_shapes, {}))[0].cells)
+            for on_shapes in (True, False)
+        )
+        runs = f"{_count(shapes, 'run')} on shapes, {papers} on the papers' datasets"
+        _print_lines([f"{name}: {table.title}", f"  {len(seeds)} seeds: {runs}"], console)
 
 
 def _print_lines(lines: Sequence[str], console: Console) -> None:
@@ -187,20 +206,12 @@ def _outcomes(
     return outcomes
 
 
-def _first_line(error: ConfigError) -> str:
-    """The first mistake of a sweep, which has a line for each."""
-    return str(error).splitlines()[0]
+def _refusal(error: ConfigError) -> str:
+    """The first mistake of a sweep, which has a line for each; and what is possible instead."""
+    line = str(error).splitlines()[0]
+    # The schema does not know the data.kind of a dataset that cannot be read.
+    return f"{line}; {NOT_READABLE}" if "data.kind = " in line else line
 
 
-def _seeds(text: str) -> list[int]:
-    numbers = _names("--seeds", text)
-    if not all(number.isdecimal() for number in numbers):
-        raise ConfigError(f"--seeds {text}: expected whole numbers from 0, e.g. 0,1,2")
-    return list(dict.fromkeys(map(int, numbers)))
-
-
-def _names(option: str, text: str) -> list[str]:
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise ConfigError(f"{option}: empty list; name at least one, or leave the option out")
-    return names
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

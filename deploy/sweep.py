@@ -10,14 +10,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.grid import Cell, Sweep, labels, read_grid, resolve
-from deploy.options import Debug, Engine
+from deploy.grid import Cell, Sweep, labels, narrowed, read_grid, resolve
+from deploy.options import Debug, Engine, parse_seeds
 from deploy.signals import Interrupted, uninterrupted
 from deploy.sweep_runner import DAY, CellResult, run_sweep
 
 
 def sweep(
     grid: str,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="Instead of the grid's seeds.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="Only the runs of this method; may be repeated."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for all runs, new or of the same sweep; none: runs/sweep-NAME."),
@@ -44,7 +51,8 @@ def sweep(
     A run whose settings or package version have changed is repeated, and its folder replaced.
     """
     with uninterrupted():  # A signal in the middle of an import may be swallowed by it.
-        plan = read_grid(grid)
+        numbers = None if seeds is None else parse_seeds(seeds)
+        plan = narrowed(read_grid(grid), numbers, only or [])
         if dry_run:
             resolve(plan)
     console = Console(highlight=False)

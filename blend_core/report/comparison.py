@@ -45,6 +45,7 @@ class Comparison:
         metric: the tested metric, one of `METRICS`.
         lines: setup by setup, zero-shot first, then the rows in the order of their runs.
         note: what the runs themselves say about their benchmark; "" if nothing.
+        caution: why the tests support no claim; "" if nothing.
         notes: what a reader must know, one sentence each.
         warnings: what makes rows incomparable, one sentence each.
     """
@@ -52,6 +53,7 @@ class Comparison:
     metric: str
     lines: tuple[Line, ...]
     note: str
+    caution: str
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -127,7 +129,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None, metric: str = "hme
     recorded = {run.results.get("note") for run in runs}
     note = "; ".join(sorted(text for text in recorded if text))
     notes = _notes(metric, lines) + _facts(trained)
-    return Comparison(metric, tuple(lines), note, tuple(notes), tuple(warnings))
+    return Comparison(metric, tuple(lines), note, _caution(lines), tuple(notes), tuple(warnings))
 
 
 def costs(row: Row) -> Costs:
@@ -196,6 +198,14 @@ def _setup(row: Row) -> str:
     return json.dumps(row.setup, sort_keys=True)
 
 
+def _caution(lines: Sequence[Line]) -> str:
+    """Why the tests support no claim; "" if nothing."""
+    pairs = [line.test.n for line in lines if line.test and line.baseline]
+    if not pairs or min(pairs) >= SEEDS_FOR_A_CLAIM:
+        return ""
+    return "fewer than five seeds: no basis for a claim of significance"
+
+
 def _notes(metric: str, lines: Sequence[Line]) -> list[str]:
     """How to read the numbers."""
     notes = [
@@ -216,8 +226,6 @@ def _notes(metric: str, lines: Sequence[Line]) -> list[str]:
             "points; two-sided paired t-test"
             + (f", Holm over {family} row{'' if family == 1 else 's'}" if family else "")
         )
-        if min(test.n for test in tests) < SEEDS_FOR_A_CLAIM:
-            notes.append("fewer than five seeds: no claim of significance")
     said = list(dict.fromkeys(_what_seeds_vary(line.row.config) for line in lines))
     # The seeds are part of the labels where they differ.
     notes += [f"in some rows {text}" for text in said] if len(said) > 1 else said

@@ -24,12 +24,14 @@ def settings_label(
 ) -> str:
     """E.g. "gamma=0.2 lr=0.001"; the whole key where two of them end alike.
 
+    What is None is left out: an unset setting is the plain case, and others show theirs.
+
     Args:
         settings: dotted key -> value.
         keys: which of them to show, in this order.
         text: how to write a value.
     """
-    ends = {key: key.rpartition(".")[2] for key in keys}
+    ends = {key: key.rpartition(".")[2] for key in keys if settings[key] is not None}
     count = Counter(ends.values())
     return " ".join(
         f"{end if count[end] == 1 else key}={text(settings[key])}" for key, end in ends.items()

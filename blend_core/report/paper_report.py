@@ -12,19 +12,13 @@ from typing import Any
 
 from blend_core import __version__
 from blend_core.metrics import DASH, METRIC_NAMES
-from blend_core.report.papers import printed_text
 from blend_core.report.reproduced import MEAN, STD, Entry, Outcome
-from blend_core.report.reproductions import SHAPES, SOURCES, Choices, Plan, Settings
+from blend_core.report.reproductions import SHAPES, SOURCES, Choices, PaperTable, Plan, Settings
 from blend_core.state import make_folder, write_bytes_atomic, write_json_atomic
 
-HEADINGS = ("", "", "paper", "ours", "diff.", "n", "spread", "")
 CSV_COLUMNS = (
     *("table", "dataset", "row", "metric", "paper", "ours", "difference", "n", "spread"),
     *("comparable", "reasons", "missing"),
-)
-LEGEND = (
-    "percent; ours: mean over n seeds, spread: their sample standard deviation; (in brackets): "
-    "not comparable, the last column says why"
 )
 
 
@@ -50,7 +44,7 @@ def write_report(report: Report, papers: Mapping[str, Any], out: Path) -> list[P
         StateError: a file cannot be written.
     """
     make_folder(out)
-    write_json_atomic(out / "report.json", as_json(report, papers))
+    write_json_atomic(out / "report.json", as_json(report))
     write_bytes_atomic(out / "report.csv", as_csv(report).encode())
     write_bytes_atomic(out / "report.md", as_markdown(report, papers).encode())
     return [out / f"report.{ending}" for ending in ("md", "csv", "json")]
@@ -83,24 +77,31 @@ def settings_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def legend(on_shapes: bool) -> str:
+    """How to read the numbers. On the built-in benchmark nothing is compared with the papers'."""
+    barred = "paper and ours are" if on_shapes else "(in brackets):"
+    return (
+        "percent; ours: mean over n seeds, spread: their sample standard deviation; "
+        f"{barred} not comparable, the last column says why"
+    )
+
+
 def listed(settings: Settings) -> str:
     """E.g. "rounds 50, train.lr 0.001"."""
     return ", ".join(f"{key} {value}" for key, value in settings.items())
 
 
-def notes(report: Report, papers: Mapping[str, Any]) -> list[str]:
+def notes(report: Report) -> list[str]:
     """What a reader of the numbers should know."""
     table = report.plan.table
     protocol = table.protocol
-    said = list(table.notes)
+    said = [*table.notes, *(table.notes_on_shapes if report.plan.on_shapes else ())]
     for conflict in protocol.conflicts:
         here = "" if report.plan.on_shapes else f"; here: {conflict['here']}"
         said.append(
             f"{conflict['item']}: paper: {conflict['document']}; released code: "
             f"{conflict['code']}{here}"
         )
-    if protocol.conflict and (text := printed_text(papers, protocol.conflict)):
-        said.append(text)
     weights = {
         str(run.results["config"]["backbone"]["weights"])
         for outcome in report.outcomes
@@ -126,20 +127,26 @@ def by_dataset(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
         yield name, list(found)
 
 
-def dataset_title(name: str, papers: Mapping[str, Any]) -> str:
+def dataset_title(name: str, table: PaperTable, papers: Mapping[str, Any]) -> str:
     """Name of a dataset as the papers print it, or what stands in its place."""
     if name == MEAN:
         return "mean over datasets"
     if name == STD:
         return "standard deviation over datasets (population)"
     if name == SHAPES:
-        return "shapes (paper: its mean over datasets)"
+        means = "; the paper's numbers are its means over datasets" if table.mean else ""
+        return f"built-in shapes{means}"
     known = papers["blend"]["main_table"]["datasets"].get(name)
     return str(known["label"]) if known else name
 
 
-def cells(entry: Entry, numbers: Mapping[str, int]) -> tuple[str, ...]:
-    """A line of the report under `HEADINGS`; two decimals, as in the papers."""
+def headings(on_shapes: bool) -> tuple[str, ...]:
+    """Of the columns: two of texts, numbers, and one of marks."""
+    return ("", "", "paper", "ours", *(() if on_shapes else ("diff.",)), "n", "spread", "")
+
+
+def cells(entry: Entry, numbers: Mapping[str, int], on_shapes: bool) -> tuple[str, ...]:
+    """A line of the report under the `headings`; two decimals, as in the papers."""
     difference = DASH if entry.difference is None else f"{entry.difference:+.2f}"
     if entry.reasons and entry.difference is not None:
         difference = f"({difference})"
@@ -149,7 +156,7 @@ def cells(entry: Entry, numbers: Mapping[str, int]) -> tuple[str, ...]:
         METRIC_NAMES[entry.metric],
         _percent(entry.paper),
         ours,
-        difference,
+        *(() if on_shapes else (difference,)),
         str(entry.n),
         _percent(entry.spread),
         ",".join(str(numbers[text]) for text in (*entry.reasons, *entry.missing)),
@@ -159,17 +166,18 @@ def cells(entry: Entry, numbers: Mapping[str, int]) -> tuple[str, ...]:
 def as_markdown(report: Report, papers: Mapping[str, Any]) -> str:
     """Settings, a table per dataset and over datasets, the marks, and the notes."""
     numbers = marks(report.entries)
-    table = report.plan.table
+    table, on_shapes = report.plan.table, report.plan.on_shapes
+    columns = headings(on_shapes)
+    rule = f"|---|---|{'---:|' * (len(columns) - 3)}---|"
     lines = [f"# {table.title}", "", f"`{table.name}`", "", "## Settings", ""]
     lines += [f"- {line}" for line in settings_lines(report.plan)]
-    lines += ["", "## Numbers", "", LEGEND, ""]
+    lines += ["", "## Numbers", "", legend(on_shapes), ""]
     for name, entries in by_dataset(report.entries):
-        lines += [f"### {dataset_title(name, papers)}", ""]
-        lines += [_markdown_row(HEADINGS), "|---|---|---:|---:|---:|---:|---:|---|"]
-        lines += [_markdown_row(cells(entry, numbers)) for entry in entries]
+        lines += [f"### {dataset_title(name, table, papers)}", "", _markdown_row(columns), rule]
+        lines += [_markdown_row(cells(entry, numbers, on_shapes)) for entry in entries]
         lines.append("")
     lines += [f"{number}: {text}  " for text, number in numbers.items()]
-    lines += ["", "## Notes", "", *(f"- {note}" for note in notes(report, papers)), ""]
+    lines += ["", "## Notes", "", *(f"- {note}" for note in notes(report)), ""]
     return "\n".join(lines)
 
 
@@ -196,7 +204,7 @@ def as_csv(report: Report) -> str:
     return text.getvalue()
 
 
-def as_json(report: Report, papers: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, Any]:
     """Every number unrounded, per seed, with the settings and folders of the runs."""
     plan = report.plan
     return {
@@ -206,7 +214,7 @@ def as_json(report: Report, papers: Mapping[str, Any]) -> dict[str, Any]:
         "on": "shapes" if plan.on_shapes else None,
         "seeds": list(plan.seeds),
         "settings": settings_lines(plan),
-        "notes": notes(report, papers),
+        "notes": notes(report),
         "entries": [
             {
                 "dataset": entry.dataset,

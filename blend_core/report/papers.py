@@ -48,11 +48,3 @@ def printed(tables: Mapping[str, Any], path: str | None, metric: str) -> Printed
     if isinstance(node, Mapping):
         node = node.get(metric)
     return Printed(None if node is None else float(node), barred)
-
-
-def printed_text(tables: Mapping[str, Any], path: str) -> str | None:
-    """Look up a text, e.g. "blend.defaults.conflict"; None: there is none."""
-    node: Any = tables
-    for key in path.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node if isinstance(node, str) else None

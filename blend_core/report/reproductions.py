@@ -59,13 +59,11 @@ class Protocol:
         common: settings of all runs.
         methods: name of a method -> settings of its runs.
         conflicts: where paper ("document") and released code disagree: "item", and "here".
-        conflict: dotted path of what the file of the papers' numbers says about it.
     """
 
     common: Choices
     methods: Mapping[str, Choices]
     conflicts: Sequence[Mapping[str, str]]
-    conflict: str | None
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,7 @@ class PaperTable:
     """A table of a paper, and how to make it.
 
     Attributes:
+        notes, notes_on_shapes: what a reader should know; the latter on the built-in benchmark.
         cells, mean, std: dotted paths into the paper's numbers, with {dataset} and {row}; None:
             not printed.
     """
@@ -111,6 +110,7 @@ class PaperTable:
     metrics: tuple[str, ...]
     rows: tuple[TableRow, ...]
     notes: Sequence[str]
+    notes_on_shapes: Sequence[str] = ()
     cells: str | None = None
     mean: str | None = None
     std: str | None = None
@@ -224,11 +224,10 @@ def plan(
 def _protocol(
     methods: Mapping[str, Any],
     conflicts: Sequence[Mapping[str, str]],
-    conflict: str | None = None,
     **common: Any,
 ) -> Protocol:
     named = {name: Choices(**entry) for name, entry in methods.items()}
-    return Protocol(Choices(**common), named, conflicts, conflict)
+    return Protocol(Choices(**common), named, conflicts)
 
 
 def _table(

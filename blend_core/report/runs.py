@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from blend_core.errors import ConfigError, RunError
 
 RESULTS = "results.json"
+# Unfinished runs that are named; of others there is only the number.
+_NAMED = 3
 
 # A folder with one of these began as a run.
 _SIGNS_OF_A_RUN = ("config.yaml", "events.jsonl")
@@ -55,7 +57,8 @@ def load_runs(paths: Iterable[Path], tell: Callable[[str], None] | None = None) 
 
     Args:
         paths: run folders, results.json files, or folders that hold runs.
-        tell: receives a line for each run that is left out; None: the first one is an error.
+        tell: receives a line for each run that cannot be read, and one for all unfinished ones;
+            None: the first run that would be left out is an error.
 
     Returns:
         The runs, in the order of the paths and sorted below a folder; each file once.
@@ -65,6 +68,7 @@ def load_runs(paths: Iterable[Path], tell: Callable[[str], None] | None = None) 
         RunError: a run cannot be read or is unfinished, and `tell` is None.
     """
     runs: dict[Path, Run] = {}
+    unfinished: dict[Path, Path] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder; name a run or a folder of runs")
@@ -75,6 +79,10 @@ def load_runs(paths: Iterable[Path], tell: Callable[[str], None] | None = None) 
                 continue
             try:
                 runs[file.resolve()] = _read_run(file)
+            except _UnfinishedError:
+                if tell is None:
+                    raise
+                unfinished.setdefault(file.resolve(), file.parent)
             except RunError as error:
                 if tell is None:
                     raise
@@ -84,7 +92,21 @@ def load_runs(paths: Iterable[Path], tell: Callable[[str], None] | None = None) 
             if tell is None:
                 raise RunError(line)
             tell(line)
+    if tell is not None and unfinished:
+        tell(_one_line(list(unfinished.values())))
     return list(runs.values())
+
+
+class _UnfinishedError(RunError):
+    """A run has begun, but there are no results (yet)."""
+
+
+def _one_line(folders: Sequence[Path]) -> str:
+    """How many unfinished runs there are, and where the first ones lie."""
+    count = f"{len(folders)} unfinished run{'' if len(folders) == 1 else 's'}"
+    rest = len(folders) - _NAMED
+    named = ", ".join(map(str, folders[:_NAMED])) + (f" and {rest} more" if rest > 0 else "")
+    return f"{count} without {RESULTS}: {named}"
 
 
 def _result_files(path: Path) -> Iterator[Path]:
@@ -103,7 +125,7 @@ def _read_run(file: Path) -> Run:
     try:
         results = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
-        raise RunError(f"{file.parent}: unfinished, there is no {RESULTS}") from None
+        raise _UnfinishedError(f"{file.parent}: unfinished, there is no {RESULTS}") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{file}: cannot be read: {error}") from None
     whole = isinstance(results, dict) and all(

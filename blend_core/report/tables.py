@@ -70,6 +70,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "metric": comparison.metric,
         "note": comparison.note,
+        "caution": comparison.caution,
         "notes": list(comparison.notes),
         "warnings": list(comparison.warnings),
         "rows": [_json_row(line) for line in comparison.lines],
@@ -145,9 +146,9 @@ def as_latex(comparison: Comparison) -> str:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Everything that is said under a table, the most important first."""
-    note = [comparison.note] if comparison.note else []
-    return [*note, *(f"warning: {text}" for text in comparison.warnings), *comparison.notes]
+    """Everything that is said under the tables, of which the test is last; that first."""
+    first = [text for text in (comparison.caution, comparison.note) if text]
+    return [*first, *(f"warning: {text}" for text in comparison.warnings), *comparison.notes]
 
 
 def _json_row(line: Line) -> dict[str, Any]:
