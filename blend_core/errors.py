@@ -47,7 +47,15 @@ def described(error: BaseException) -> str:
     return str(error) if isinstance(error, BlendError) else f"{type(error).__name__}: {error}"
 
 
+def printable(text: str) -> str:
+    """Text without line ends, control characters and changes of direction.
+
+    These would change what a terminal shows beside the text itself.
+    """
+    return "".join(c if c.isprintable() else " " * c.isspace() for c in text)
+
+
 def one_line(text: str, limit: int = 1000) -> str:
     """Text that came from elsewhere, fit for a log or a message: one line, not too long."""
-    line = " ".join(text.split())
+    line = " ".join(printable(text).split())
     return line if len(line) <= limit else f"{line[:limit]}..."

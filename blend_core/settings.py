@@ -163,6 +163,21 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    """A number that everybody reads alike; in YAML 1.1 010 is 8, 1:30 is 90 and 1_0 is 10."""
+    text = node.value
+    if re.search(r"[_:xXbo]|^[-+]?0\d", text):
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"{text}: write numbers in plain digits, and texts in quotes",
+            node.start_mark,
+        )
+    return int(text) if node.tag.endswith(":int") else loader.construct_yaml_float(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _number)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )

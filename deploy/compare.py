@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from blend_core.errors import ConfigError
 from deploy.options import Debug
 from deploy.table import WIDTH
 
@@ -46,6 +47,10 @@ def compare(
     from blend_core.report.comparison import compare as compare_runs
     from blend_core.report.runs import load_runs
 
+    if out is not None:
+        there = next(path for path in (out, *out.parents) if path.exists())
+        if not there.is_dir():
+            raise ConfigError(f"--out {out}: {there} is a file; name a folder")
     console = Console(highlight=False)
 
     def left_out(line: str) -> None:

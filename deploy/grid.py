@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from blend_core.config import Experiment
 
 KEYS = ("base", "set", "seeds", "cells")
+MAX_RUNS = 10_000
 METHOD = "method.name"
 SLUG_LENGTH = 48
+_SINGLE = "write single settings with dots, e.g. train.lr"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,14 @@ class Cell:
     seed: int
 
     def __post_init__(self) -> None:
-        """Make the cell hashable."""
+        """Make the cell hashable.
+
+        Raises:
+            ConfigError: a value is a mapping or a set, or holds one.
+        """
+        for key, value in self.settings:
+            if _grouped(value):
+                raise ConfigError(f"{key}: {_SINGLE}")
         frozen = tuple((key, _frozen(value)) for key, value in self.settings)
         object.__setattr__(self, "settings", frozen)
 
@@ -95,11 +105,13 @@ def read_grid(source: str) -> Sweep:
     entries = data.get("cells")
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{source}: cells: give a list of small grids, e.g. '- train.lr: [...]'")
+    places = [f"{source}: cells, entry {number}" for number, _ in enumerate(entries, 1)]
+    counts = (_count(_settings(e, p), p) for e, p in zip(entries, places, strict=True))
+    _few(sum(counts) * len(seeds), source)
     cells: list[Cell] = []
     entry_of: dict[tuple[Any, int], int] = {}
-    for number, entry in enumerate(entries, 1):
-        place = f"{source}: cells, entry {number}"
-        for chosen in _combinations(_settings(entry, place), place):
+    for number, (entry, place) in enumerate(zip(entries, places, strict=True), 1):
+        for chosen in _combinations(entry):
             settings = {METHOD: common[METHOD], **chosen}
             settings |= {key: value for key, value in common.items() if key not in settings}
             for seed in seeds:
@@ -131,6 +143,7 @@ def narrowed(sweep: Sweep, seeds: Sequence[int] | None, methods: Sequence[str]) 
     cells = [cell for cell in sweep.cells if not methods or _method(cell) in methods]
     if seeds is not None:
         different = dict.fromkeys(cell.settings for cell in cells)
+        _few(len(different) * len(seeds), "--seeds")
         cells = [Cell(settings, seed) for settings in different for seed in seeds]
     return Sweep(sweep.base, tuple(cells))
 
@@ -145,6 +158,7 @@ def resolve(sweep: Sweep) -> dict[Cell, Experiment]:
 
     names = labels(sweep.cells)
     found: dict[Cell, Experiment] = {}
+    first: dict[str, Cell] = {}
     checked: set[Any] = set()
     wrong: dict[str, list[str]] = {}
     for cell in sweep.cells:
@@ -152,6 +166,11 @@ def resolve(sweep: Sweep) -> dict[Cell, Experiment]:
             found[cell] = load_experiment(sweep.base, cell.overrides)
             if cell.settings not in checked:  # Seeds make no difference to what fits together.
                 check(found[cell])
+            same = json.dumps(found[cell].to_json(), sort_keys=True)
+            if (twin := first.setdefault(same, cell)) is not cell:
+                raise ConfigError(
+                    f"the same experiment as {names[twin]}, in other words; leave one out"
+                )
         except BlendError as error:
             wrong.setdefault(str(error), []).append(names[cell])
         checked.add(cell.settings)
@@ -182,14 +201,28 @@ def _label(settings: Sequence[tuple[str, Any]], shown: Sequence[str]) -> str:
     return f"{method} {rest}".strip() or "base"
 
 
-def _combinations(settings: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
-    """All choices of one value per key; a value that is no list is the only choice."""
-    choices = []
+def _count(settings: Mapping[str, Any], place: str) -> int:
+    """How many combinations there are."""
     for key, value in settings.items():
-        if isinstance(value, list) and not value:
+        if value == []:
             raise ConfigError(f"{place}: {key}: empty list; give at least one value")
-        choices.append(value if isinstance(value, list) else [value])
+    return math.prod(len(_choices(value)) for value in settings.values())
+
+
+def _few(runs: int, place: str) -> None:
+    if runs > MAX_RUNS:
+        raise ConfigError(f"{place}: {runs:,} runs; a sweep has at most {MAX_RUNS:,}")
+
+
+def _combinations(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All choices of one value per key."""
+    choices = map(_choices, settings.values())
     return [dict(zip(settings, values, strict=True)) for values in product(*choices)]
+
+
+def _choices(value: Any) -> list[Any]:
+    """The values of a list; one that is no list is the only choice."""
+    return value if isinstance(value, list) else [value]
 
 
 def _settings(data: Any, place: str) -> dict[str, Any]:
@@ -201,14 +234,15 @@ def _settings(data: Any, place: str) -> dict[str, Any]:
         if key == "seed":
             raise ConfigError(f"{place}: seed: the seeds of all cells belong under 'seeds'")
         # A group would silently replace the base's whole group.
-        if any(isinstance(v, dict) for v in (value if isinstance(value, list) else [value])):
-            raise ConfigError(f"{place}: {key}: write single settings with dots, e.g. train.lr")
+        if _grouped(value):
+            raise ConfigError(f"{place}: {key}: {_SINGLE}")
     return data
 
 
 def _seeds(data: Any, place: str) -> list[int]:
     if not isinstance(data, list) or not data:
         raise ConfigError(f"{place}: give a list of seeds, e.g. [0, 1, 2]")
+    _few(len(data), place)
     for seed in data:
         if type(seed) is not int or seed < 0:
             raise ConfigError(f"{place}: {_json(seed)}: a seed is a whole number from 0")
@@ -232,6 +266,15 @@ def _listed(names: Sequence[str], limit: int = 3) -> str:
     different = list(dict.fromkeys(names))
     rest = len(different) - limit
     return ", ".join(different[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _grouped(value: Any) -> bool:
+    """Whether a value is, or holds, a mapping or a set, or holds itself (a YAML alias)."""
+    try:
+        listed = isinstance(value, list | tuple)
+        return any(map(_grouped, value)) if listed else isinstance(value, dict | set)
+    except RecursionError:
+        return True
 
 
 def _frozen(value: Any) -> Any:

@@ -96,7 +96,8 @@ def _print_plan(sweep: Sweep, console: Console) -> None:
             _say(console, f"{name}, seeds {listed}")
             for setting in cell.overrides[:-1]:
                 _say(console, f"  {setting}")
-    _say(console, f"{len(sweep.cells)} runs over base {sweep.base}; nothing was started")
+    runs = f"{len(sweep.cells)} run{'' if len(sweep.cells) == 1 else 's'}"
+    _say(console, f"{runs} over base {sweep.base}; nothing was started")
 
 
 def _say(console: Console, text: str) -> None:

@@ -7,6 +7,7 @@ run's settings (`seed-N.json`) and its output (`seed-N.log`).
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ RECORD = "sweep.json"
 # What a run of any engine writes into its folder; anything else is somebody's and is kept.
 RUN_FILES = {"config.yaml", "events.jsonl", "results.json"}
 RUN_FOLDERS = {"checkpoints", "state", "flower", "logs"}
+MARKERS = r"sweep-[0-9a-f]{16}"
 # Seconds in which the runs of a sweep that was killed have ended, too; their reaper takes less.
 FAREWELL_SECONDS = 30.0
 
@@ -56,10 +58,17 @@ def owned(out: Path) -> Iterator[None]:
 
 
 def write_record(out: Path, facts: Mapping[str, Any]) -> None:
-    """Replace the sweep's record: its "marker" (see `deploy.relatives`) and what people want."""
-    from blend_core.state import write_json_atomic
+    """Replace the sweep's record: its "marker" (see `deploy.relatives`) and what people want.
 
-    write_json_atomic(out / RECORD, {"version": __version__, **facts})
+    Raises:
+        RunError: it cannot be written; the earlier record is untouched.
+    """
+    from blend_core.state import StateError, write_json_atomic
+
+    try:
+        write_json_atomic(out / RECORD, {"version": __version__, **facts})
+    except StateError as error:  # No site's state.
+        raise RunError(str(error)) from None
 
 
 def run_folder(out: Path, cell: Cell) -> Path:
@@ -69,13 +78,13 @@ def run_folder(out: Path, cell: Cell) -> Path:
 
 def finished_results(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
     """Results of a finished run of exactly this experiment and version; None if there are none."""
+    from blend_core.report.results_file import read_results
+
     try:
-        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        results = read_results(folder / "results.json")
+    except (FileNotFoundError, RunError):
         return None
-    if not isinstance(results, dict):
-        return None
-    same = results.get("config") == experiment.to_json() and results.get("version") == __version__
+    same = results["config"] == experiment.to_json() and results.get("version") == __version__
     return results if same else None
 
 
@@ -115,8 +124,10 @@ def _wait_for_earlier(out: Path) -> None:
     if not path.exists():
         return
     try:
-        marker = str(json.loads(path.read_text(encoding="utf-8"))["marker"])
-    except (OSError, ValueError, TypeError, KeyError):
+        marker = json.loads(path.read_text(encoding="utf-8"))["marker"]
+        if not re.fullmatch(MARKERS, marker):
+            raise ValueError
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(f"{path}: is no record of a sweep; name a new folder") from None
     deadline = time.monotonic() + FAREWELL_SECONDS
     while left := relatives(marker, set()):

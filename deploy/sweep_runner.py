@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from blend_core.errors import BlendError, ConfigError, one_line
+from blend_core.errors import BlendError, ConfigError, RunError, one_line
 from deploy.children import Child, Family, telling_lines
 from deploy.events import EventTail
 from deploy.grid import Cell, Sweep, labels, resolve
@@ -179,6 +179,9 @@ class _Runner:
         except BlendError as error:
             self._ended(cell, "failed", str(error))
             return None
+        except OSError as error:  # Of its log.
+            self._ended(cell, "failed", f"{error.filename}: {error.strerror}")
+            return None
         self.view.started(cell)
         return _Run(child, EventTail(folder), time.monotonic() + self.timeout)
 
@@ -208,8 +211,13 @@ class _Runner:
         results: Mapping[str, Any] | None = None,
     ) -> None:
         self.results[cell] = CellResult(status, run_folder(self.out, cell), reason)
+        try:
+            self._record()
+        except RunError as error:  # E.g. a full disk: the other cells and the summary go on.
+            reason = f"{reason}; {error}" if reason else str(error)
+            status, results = "failed", None
+            self.results[cell] = CellResult(status, run_folder(self.out, cell), reason)
         self.view.ended(cell, status, reason, results)
-        self._record()
 
     def _record(self) -> None:
         """Write down what is known of every cell."""

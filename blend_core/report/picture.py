@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blend_core.errors import printable
 from blend_core.report.comparison import Comparison
 from blend_core.report.rows import ZERO_SHOT, Row
 from blend_core.state import write_bytes_atomic
@@ -21,7 +22,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _MARKERS = "osD^vPX"
 # Zero-shot of each setup: an open marker of its own.
 _OPEN_COLOURS = ("#404040", *_COLOURS)
-_OPEN_MARKERS = "*ph8<>"
+_OPEN_MARKERS = "*pd<>"
 _GREY = "#8a8a8a"
 _LEGEND_WIDTH = 28  # characters
 # Share of the axes that a curve's label keeps from their border.
@@ -56,7 +57,7 @@ def draw(comparison: Comparison) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    labels = [textwrap.fill(line.row.label, _LEGEND_WIDTH) for line in comparison.lines]
+    labels = [_plain(textwrap.fill(line.row.label, _LEGEND_WIDTH)) for line in comparison.lines]
     legend_height = 0.17 * sum(label.count("\n") + 2 for label in labels)  # inches
     figure = Figure(figsize=(8, max(4.8, legend_height)), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -69,8 +70,9 @@ def draw(comparison: Comparison) -> Figure:
             continue
         alike = sum((other.method == ZERO_SHOT) == (row.method == ZERO_SHOT) for other in shown)
         across, up = row.std("per"), row.std("gen")
+        look = _look(row, alike)
         bars = axes.errorbar(
-            per, gen, across, up, label=label, capsize=3, elinewidth=1, **_look(row, alike)
+            per, gen, xerr=across, yerr=up, label=label, capsize=3, elinewidth=1, **look
         )
         # A marker at 100 is whole, though the axes end there.
         bars.lines[0].set_clip_on(False)
@@ -83,16 +85,21 @@ def draw(comparison: Comparison) -> Figure:
     _draw_curves(axes, points)
     axes.set_xlabel("Per. (%)")
     axes.set_ylabel("Gen. (%)")
-    axes.set_title(comparison.note, fontsize=9)
-    said = ["grey curves: equal H-Mean", *_bars(shown)]
-    figure.legend(
-        loc="outside right upper",
-        fontsize=8,
-        frameon=False,
-        title="\n".join(said),
-        title_fontsize=8,
-    )
+    axes.set_title(_plain(printable(comparison.note)), fontsize=9)
+    if shown:  # matplotlib warns about a legend of nothing.
+        figure.legend(
+            loc="outside right upper",
+            fontsize=8,
+            frameon=False,
+            title="\n".join(["grey curves: equal H-Mean", *_bars(shown)]),
+            title_fontsize=8,
+        )
     return figure
+
+
+def _plain(text: str) -> str:
+    """A text in which matplotlib sees no formula."""
+    return text.replace("$", r"\$")
 
 
 def _look(row: Row, number: int) -> dict[str, Any]:

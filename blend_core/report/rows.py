@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blend_core.errors import RunError
+from blend_core.errors import RunError, one_line
 from blend_core.report.labels import differing, settings_label
 from blend_core.report.runs import Run
 
@@ -129,7 +129,7 @@ def labelled(rows: Sequence[Row]) -> list[Row]:
         same = [other.config for other in rows if other.method == row.method]
         own = [key for key in differing(same) if key.startswith(("method.", "train."))]
         keys = [key for key in (*own, *setup) if key in row.config]
-        label = f"{row.method} {settings_label(row.config, keys, _value)}".rstrip()
+        label = one_line(f"{row.method} {settings_label(row.config, keys, _value)}")
         # Values that were cut may look alike.
         alike = sum(other.partition(" (")[0] == label for other in labels)
         labels.append(f"{label} ({alike + 1})" if alike else label)

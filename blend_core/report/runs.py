@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blend_core.errors import ConfigError, RunError
+from blend_core.errors import ConfigError, RunError, printable
 
 RESULTS = "results.json"
 # Unfinished runs that are named; of others there is only the number.
@@ -18,16 +17,6 @@ _NAMED = 3
 # A folder with one of these began as a run.
 _SIGNS_OF_A_RUN = ("config.yaml", "events.jsonl")
 
-_SUMMARIES = ("zero_shot", "final")
-_PARTS = {
-    "seed": int,
-    "config": dict,
-    "zero_shot": dict,
-    "final": dict,
-    "rounds": list,
-    "clients": list,
-}
-
 
 @dataclass(frozen=True)
 class Run:
@@ -35,7 +24,7 @@ class Run:
 
     Attributes:
         folder: where it lies, as it was named.
-        results: its results.json.
+        results: its results.json; its parts have the types that `read_results` checks.
     """
 
     folder: Path
@@ -86,14 +75,14 @@ def load_runs(paths: Iterable[Path], tell: Callable[[str], None] | None = None) 
             except RunError as error:
                 if tell is None:
                     raise
-                tell(str(error))
+                tell(printable(str(error)))
         if not found:
             line = f"{path}: holds no run (a folder with {RESULTS})"
             if tell is None:
                 raise RunError(line)
-            tell(line)
+            tell(printable(line))
     if tell is not None and unfinished:
-        tell(_one_line(list(unfinished.values())))
+        tell(printable(_one_line(list(unfinished.values()))))
     return list(runs.values())
 
 
@@ -122,22 +111,9 @@ def _result_files(path: Path) -> Iterator[Path]:
 
 
 def _read_run(file: Path) -> Run:
+    from blend_core.report.results_file import read_results
+
     try:
-        results = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        return Run(file.parent, read_results(file))
     except FileNotFoundError:
         raise _UnfinishedError(f"{file.parent}: unfinished, there is no {RESULTS}") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file}: cannot be read: {error}") from None
-    whole = isinstance(results, dict) and all(
-        isinstance(results.get(name), kind) for name, kind in _PARTS.items()
-    )
-    if not whole or not all("counts" in results[name] for name in _SUMMARIES):
-        raise RunError(f"{file}: not the results of a finished run")
-    method = results["config"].get("method")
-    if not isinstance(method, dict) or "name" not in method:
-        raise RunError(f"{file}: its config names no method")
-    return Run(file.parent, results)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")

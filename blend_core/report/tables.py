@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blend_core.errors import printable
 from blend_core.metrics import DASH, HARMONIC, METRIC_NAMES, METRICS, harmonic_mean
 from blend_core.report.comparison import Comparison, Line, costs
 from blend_core.state import write_bytes_atomic, write_json_atomic
@@ -84,8 +85,8 @@ def as_csv(comparison: Comparison) -> str:
         full, test = _json_row(line), line.test
         low, high = (test.interval if test else None) or (None, None)
         row: dict[str, Any] = {
-            "label": line.row.label,
-            "method": line.row.method,
+            "label": _csv(line.row.label),
+            "method": _csv(line.row.method),
             "n": line.row.n,
             "seeds": " ".join(map(str, line.row.runs)),
         }
@@ -96,7 +97,7 @@ def as_csv(comparison: Comparison) -> str:
             "bytes_up": _whole(full["bytes_up"]),
             "private_bytes": full["private_bytes"],
             "seconds_per_round": _rounded(full["seconds_per_round"]),
-            "baseline": line.baseline,
+            "baseline": line.baseline and _csv(line.baseline),
             "tested_metric": comparison.metric,
             "pairs": test.n if test else None,
             "difference": _rounded(test.mean if test else None),
@@ -106,7 +107,7 @@ def as_csv(comparison: Comparison) -> str:
             "p": _significant(test.p if test else None),
             "p_holm": _significant(line.holm),
             "reason": test.reason if test else None,
-            "note": comparison.note,
+            "note": _csv(comparison.note),
         }
         rows.append(row)
     text = io.StringIO()
@@ -122,10 +123,11 @@ def as_markdown(comparison: Comparison) -> str:
     headings = ["", *(heading for part in parts for heading in part.headings)]
     table = [headings, ["---", *("---:" for _ in headings[1:])]]
     for number, line in enumerate(comparison.lines):
-        label = line.row.label.replace("|", "\\|")
-        table.append([label, *(cell for part in parts for cell in part.rows[number])])
+        table.append(
+            [_markdown(line.row.label), *(cell for part in parts for cell in part.rows[number])]
+        )
     rows = [f"| {' | '.join(row)} |" for row in table]
-    notes = [f"- {text}" for text in remarks(comparison)]
+    notes = [f"- {_markdown(text)}" for text in remarks(comparison)]
     return "\n".join([*rows, "", *notes, ""])
 
 
@@ -148,7 +150,9 @@ def as_latex(comparison: Comparison) -> str:
 def remarks(comparison: Comparison) -> list[str]:
     """Everything that is said under the tables, of which the test is last; that first."""
     first = [text for text in (comparison.caution, comparison.note) if text]
-    return [*first, *(f"warning: {text}" for text in comparison.warnings), *comparison.notes]
+    warnings = (f"warning: {text}" for text in comparison.warnings)
+    # Names of folders and notes of runs may hold anything.
+    return [printable(text) for text in (*first, *warnings, *comparison.notes)]
 
 
 def _json_row(line: Line) -> dict[str, Any]:
@@ -233,8 +237,21 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
+def _csv(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    text = printable(text)
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
+
+
+def _markdown(text: str) -> str:
+    """A text that is shown as it is; an underscore within a word is no markup."""
+    return re.sub(r"[\\`*\[\]<>|~&$#]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
+
+
 def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(_latex, cells)) + r" \\"
+    row = " & ".join(map(_latex, cells)) + r" \\"
+    # After the end of the row before, these would be arguments of it.
+    return f"{{}}{row}" if row.startswith(("[", "*")) else row
 
 
 _LATEX = {

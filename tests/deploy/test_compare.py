@@ -17,6 +17,7 @@ from blend_core.metrics import federation_metrics
 from blend_core.report.comparison import Comparison, Line, compare, costs
 from blend_core.report.rows import group_rows
 from blend_core.report.runs import load_runs
+from blend_core.report.tables import as_csv, remarks
 from deploy import cli
 
 NOTE = "rendered shapes, tiny model: not comparable with the papers' numbers"
@@ -76,6 +77,7 @@ def write_run(
         "shared_sha256": f"{method}-{seed}",
         "clients": [{"name": "client-00", "train_images": 5, "private_sha256": None}],
         "rounds": rounds,
+        "seconds": {"total": 7.0, "training": 6.0},
         "parameters": {"shared": 1000, "private": PRIVATE_VALUES, "trainable": 2000},
     }
     folder.mkdir(parents=True)
@@ -143,6 +145,21 @@ def test_rows_are_named_by_the_settings_in_which_their_method_differs(tmp_path):
         "blend gamma=0.45 lr=0.001",
         "blend gamma=0.45 lr=0.1",
         "promptfl",
+    ]
+
+
+def test_a_setting_that_is_not_set_is_not_in_a_label(tmp_path):
+    for number, value in enumerate((None, 7, 8)):
+        write_run(tmp_path / str(number), 0, 70, 70, train__local_steps=value)
+    write_run(tmp_path / "3", 0, 70, 70, data__partition_seed=1)
+    write_run(tmp_path / "4", 0, 70, 70, data__partition_seed=1, train__local_steps=7)
+    labels = [row.label for row in group_rows(load_runs([tmp_path]))]
+    assert labels == [
+        "blend",
+        "blend local_steps=7",
+        "blend local_steps=8",
+        "blend partition_seed=1",
+        "blend local_steps=7 partition_seed=1",
     ]
 
 
@@ -337,13 +354,18 @@ def test_only_equal_seeds_are_paired(three_seeds):
     assert found["blend"].test.n == 3
 
 
-def test_below_five_seeds_no_significance_is_claimed(three_seeds):
-    claim = "fewer than five seeds: no claim of significance"
-    assert claim in compared(three_seeds).notes
+def test_below_five_seeds_it_stands_first_under_the_test_that_nothing_is_significant(
+    three_seeds, blend
+):
+    caution = "fewer than five seeds: no basis for a claim of significance"
+    assert remarks(compared(three_seeds))[0] == caution
+    lines = blend(three_seeds)[1].splitlines()
+    after_test = max(number for number, line in enumerate(lines) if line.startswith("└")) + 1
+    assert lines[after_test] == f"- {caution}"
     for seed in (3, 4):
         write_run(three_seeds / "a" / f"seed-{seed}", seed, 60, 60)
         write_run(three_seeds / "b" / f"seed-{seed}", seed, 60, 60, "mma-fedavg")
-    assert claim not in compared(three_seeds).notes
+    assert caution not in remarks(compared(three_seeds))
 
 
 @pytest.mark.parametrize(
@@ -416,6 +438,18 @@ def test_clients_and_replies_that_are_missing_are_said(tmp_path):
     assert f"{run}: not in its means: client-01" in notes
 
 
+def test_unfinished_runs_are_one_line_with_their_number(tmp_path, blend):
+    write_run(tmp_path / "good", 0, 70, 70)
+    for name in "abcde":
+        (tmp_path / "sweep" / name).mkdir(parents=True)
+        (tmp_path / "sweep" / name / "config.yaml").write_text("{}")
+    code, output, _ = blend(tmp_path, tmp_path / "sweep")
+    assert code == 0
+    (line,) = (line for line in output.splitlines() if "left out" in line)
+    named = ", ".join(str(tmp_path / "sweep" / name) for name in "abc")
+    assert line == f"left out: 5 unfinished runs without results.json: {named} and 2 more"
+
+
 def test_unfinished_and_damaged_runs_are_named_and_left_out(tmp_path, blend):
     write_run(tmp_path / "good", 0, 70, 70)
     (tmp_path / "unfinished").mkdir()
@@ -425,12 +459,44 @@ def test_unfinished_and_damaged_runs_are_named_and_left_out(tmp_path, blend):
         (tmp_path / name / "results.json").write_text(text)
     code, output, _ = blend(tmp_path)
     assert code == 0
-    for name in ("unfinished", "damaged", "nan", "other"):
+    for name in ("damaged", "nan", "other"):
         assert f"left out: {tmp_path / name}" in output
+    unfinished = f"1 unfinished run without results.json: {tmp_path / 'unfinished'}"
+    assert f"left out: {unfinished}\n" in output
     code, output, error = blend(tmp_path / "unfinished", tmp_path / "damaged")
     assert code == 1
     assert "left out" in output
     assert "no finished run is left" in error
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_file_in_the_place_of_the_output_is_wrong_usage(tmp_path, blend, place):
+    write_run(tmp_path / "good", 0, 70, 70)
+    (tmp_path / "file").write_text("precious")
+    code, output, error = blend(tmp_path / "good", "--out", tmp_path / place)
+    assert (code, output) == (2, "")
+    assert (
+        error == f"error: --out {tmp_path / place}: {tmp_path / 'file'} is a file; name a folder\n"
+    )
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_odd_results_are_one_line_each_and_the_others_are_compared(tmp_path, blend):
+    write_run(tmp_path / "good", 0, 70, 70)
+    odd = ["[" * 200_000, "3", '{"seed": 1e999}', "", '"\\ud800"']
+    for number, text in enumerate(odd):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "results.json").write_text(text)
+    change(write_run(tmp_path / "a\x1b[2J\nb", 1, 70, 70), final=[])
+    code, output, error = blend(tmp_path, "--out", tmp_path / "out")
+    assert (code, error) == (0, "")
+    lines = [line for line in output.splitlines() if line.startswith("left out: ")]
+    for number in range(len(odd)):
+        assert any(f"{tmp_path / str(number)}/results.json: " in line for line in lines)
+    name = f"{tmp_path}/a[2J b/results.json: not the results of a finished run: final: "
+    assert any(name in line for line in lines)
+    assert len(lines) == 6
+    assert "\x1b" not in output
 
 
 def test_a_path_that_does_not_exist_is_wrong_usage(tmp_path, blend):
@@ -541,14 +607,56 @@ def test_latex_is_a_plain_table_that_compiles(tmp_path, blend):
     assert NOTE in text
 
 
-def test_without_matplotlib_there_are_tables_and_a_hint(tmp_path, blend, monkeypatch):
-    run = write_run(tmp_path / "a", 0, 70, 70)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, output, _ = blend(run, "--out", tmp_path / "out")
-    assert code == 0
-    assert "no picture: pip install blend-federated[plot]" in output
-    assert (tmp_path / "out" / "compare.md").exists()
-    assert not (tmp_path / "out" / "compare.png").exists()
+# A text that a terminal, Markdown, LaTeX, a spreadsheet or matplotlib would take for something.
+ODD = "*a* `b` <i> | _c_ $\\bad{$\n\x1b[31m\u202e"
+
+
+@pytest.fixture
+def odd_files(tmp_path, blend) -> tuple[str, Path]:
+    """What is printed of runs with odd texts, and the folder of the files."""
+    for number, (method, value) in enumerate((("[m", ODD), ("*m", "-5"), ("=m", "7"))):
+        for change_of in ("", "y"):
+            folder = tmp_path / "runs" / f"{number}{change_of}"
+            run = write_run(folder, 0, 70, 70, method, method__odd=value + change_of)
+            change(run, note=f"=1 {ODD}")
+    code, output, error = blend(tmp_path / "runs", "--out", tmp_path / "out")
+    assert (code, error) == (0, "")
+    return output, tmp_path / "out"
+
+
+def test_no_text_of_a_run_changes_what_a_terminal_shows(odd_files):
+    output, out = odd_files
+    texts = [output, *((out / f"compare.{ending}").read_text() for ending in ("csv", "md", "tex"))]
+    for text in texts:
+        assert "[31m" in text
+        assert {c for c in text if not c.isprintable()} == {"\n"}
+
+
+def test_markdown_shows_labels_and_notes_as_they_are(odd_files):
+    text = (odd_files[1] / "compare.md").read_text()
+    assert r"- =1 \*a\* \`b\` \<i\> \| \_c\_ \$\\bad{\$ \[31m" in text.splitlines()
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    assert {row.replace("\\|", "").count("|") for row in rows} == {19}
+    assert r"| \*m odd=-5 |" in text
+
+
+def test_latex_takes_no_label_for_an_argument_of_the_row_before(odd_files):
+    text = (odd_files[1] / "compare.tex").read_text()
+    assert "\n{}[m odd=" in text
+    assert "\n{}*m odd=$-$5 & " in text
+    assert not any(line.startswith(("[", "*")) for line in text.splitlines())
+
+
+def test_a_spreadsheet_takes_no_label_for_a_formula_and_numbers_stay_numbers(odd_files):
+    with (odd_files[1] / "compare.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    row = next(entry for entry in table if entry["label"] == "'=m odd=7")
+    assert row["method"] == "'=m"
+    assert row["note"].startswith("'=1 *a*")
+    assert row["difference"] == "20.00"
+    write_run(odd_files[1] / "worse", 0, 20, 20)
+    worse = next(line for line in as_csv(compared(odd_files[1])).splitlines() if "blend" in line)
+    assert ",-30.00," in worse
 
 
 def test_the_results_of_real_runs_are_compared(tmp_path, tiny_experiment, tower):

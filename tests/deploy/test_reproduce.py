@@ -11,7 +11,7 @@ import pytest
 
 from blend_core.report.reproductions import plan, read_reproductions
 from deploy import cli
-from deploy.grid import resolve
+from deploy.grid import read_grid, resolve
 from deploy.reproduce import expand
 
 TABLES = read_reproductions()
@@ -35,10 +35,17 @@ def blend(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_without_a_name_every_table_is_listed_on_a_line_of_its_own(blend):
+def test_without_a_name_every_table_is_listed_with_the_runs_that_it_takes(blend):
     code, output, _ = blend()
     assert code == 0
-    assert [line.partition(":")[0] for line in output.splitlines()] == list(TABLES)
+    lines = output.splitlines()
+    assert [line.partition(":")[0] for line in lines[::2]] == list(TABLES)
+    runs = dict(zip(TABLES, lines[1::2], strict=True))
+    # Five methods, three seeds; and ten datasets.
+    first = "  3 seeds: 15 runs on shapes, 150 on the papers' datasets"
+    assert runs["blend-table1"] == first
+    # Three methods; DomainNet and Office-Caltech10.
+    assert runs["pfedmma-shift"] == "  3 seeds: 9 runs on shapes, 18 on the papers' datasets"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,26 @@ def test_a_dry_run_of_what_can_run_ends_with_the_number_of_runs(blend):
     code, output, _ = blend("pfedmma-table1", "--on", "shapes", "--dry-run")
     assert code == 0
     last = output.splitlines()[-1]
-    assert last == "6 rows x 1 datasets x 3 seeds, equal runs once: 18 runs"
+    assert last == "6 rows x 1 dataset x 3 seeds, equal runs once: 18 runs"
+    options = ("--on", "shapes", "--seeds", "7", "--dry-run")
+    assert "6 rows x 1 dataset x 1 seed, equal" in blend("pfedmma-table1", *options)[1]
+
+
+def test_on_shapes_a_method_has_the_settings_of_the_sweep_over_all_methods():
+    """Of method and training; the learning rates of that sweep were chosen with care."""
+    experiments = resolve(read_grid("methods-shapes")).values()
+    in_sweep = {experiment.method.name: experiment.to_json() for experiment in experiments}
+    compared = set()
+    for table in TABLES.values():
+        whole = plan(table, None, [0], True, {})
+        kept = [work for work in whole.planned if not work.row.set]
+        for experiment in resolve(expand(replace(whole, planned=kept))[0]).values():
+            name = experiment.method.name
+            compared.add(name)
+            for group in ("method", "train"):
+                assert experiment.to_json()[group] == in_sweep[name][group], (table.name, name)
+    baselines = {"promptfl", "fedotp", "fedpgp", "pfedmoap", "mma-fedavg", "pfedmma"}
+    assert compared == {"zero-shot", "blend"} | baselines
 
 
 @pytest.mark.parametrize("name", list(TABLES))
@@ -153,7 +179,10 @@ def test_the_papers_datasets_are_refused_before_anything_starts_where_they_are_m
 ):
     code, output, errors = blend("blend-table1", "--datasets", "dtd", "--seeds", "0")
     assert (code, output, errors.count("\n")) == (2, "", 1)
-    assert "data." in errors
+    assert errors.endswith(
+        "; the papers' datasets cannot be read by this version; --on shapes runs the same rows on "
+        "the built-in benchmark\n"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -173,6 +202,7 @@ def test_a_table_on_shapes_runs_and_reports_and_a_second_time_only_reports(
     code, output, _ = blend(*command)
     assert code == 0
     assert "1: rendered shapes, tiny model" in output
+    assert "diff." not in output
     folder = tmp_path / "runs" / f"reproduce-{name}-on-shapes"
     runs = sorted(folder.glob("*/seed-0/results.json"))
     assert len(runs) == number

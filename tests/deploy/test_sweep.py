@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from blend_core import __version__
 from blend_core.errors import ConfigError
 from blend_core.settings import preset_names
 from deploy import cli
-from deploy.grid import Cell, Sweep, labels, read_grid, resolve
+from deploy.grid import Cell, Sweep, labels, narrowed, read_grid, resolve
 from deploy.options import Engine
 from deploy.relatives import relatives
 from deploy.sweep_folder import finished_results, foreign_content
@@ -142,6 +143,9 @@ def test_folders_are_safe_different_and_the_same_tomorrow():
 
 
 GOOD: dict[str, Any] = {"seeds": [0], "cells": [{"rounds": 2}]}
+MANY = list(range(1000))
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +162,20 @@ GOOD: dict[str, Any] = {"seeds": [0], "cells": [{"rounds": 2}]}
         ({"seeds": [0, True]}, "seeds: true: a seed is a whole number"),
         ({"seeds": [-1]}, "seeds: -1: a seed is a whole number"),
         ({"seeds": [1, 2, 1]}, "seeds: 1 is given twice"),
+        ({"seeds": list(range(10_001))}, "seeds: 10,001 runs; a sweep has at most 10,000"),
         ({"cells": {}}, "cells: give a list"),
         ({"cells": [{"rounds": 2}, None]}, "cells, entry 2: expected settings"),
         ({"cells": [{"rounds": []}]}, "cells, entry 1: rounds: empty list"),
         ({"cells": [{3: 4}]}, "cells, entry 1: 3: expected a setting"),
         ({"cells": [{"train.lr": [{"a": 1}]}]}, "entry 1: train.lr: write single settings"),
+        ({"cells": [{"train.lr": [[[{"a": 1}]]]}]}, "entry 1: train.lr: write single settings"),
+        ({"cells": [{"train.lr": {"a", "b"}}]}, "entry 1: train.lr: write single settings"),
+        ({"cells": [{"train.lr": ITSELF}]}, "entry 1: train.lr: write single settings"),
+        # 1000 x 1000 x 1000 choices and 1 seed, and 1000 of another entry.
+        (
+            {"cells": [dict.fromkeys(("a", "b", "c"), MANY), {"a": MANY}]},
+            "grid.yaml: 1,000,001,000 runs; a sweep has at most 10,000",
+        ),
         ({"cells": [{"rounds": [2, 2]}]}, "entry 1: blend rounds=2: already in entry 1"),
         (
             {"cells": [{"rounds": 2, "clients": 2}, {"clients": [3, 2], "rounds": 2}]},
@@ -178,6 +191,35 @@ def test_a_wrong_grid_is_one_line_that_names_the_place(tmp_path, changes, expect
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("seed", ["010", "0x10", "0b1", "1_000", "1:30"])
+def test_a_seed_that_yaml_versions_read_differently_is_refused(tmp_path, seed):
+    (tmp_path / "grid.yaml").write_text(f"seeds: [{seed}]\ncells:\n  - rounds: 2\n")
+    with pytest.raises(ConfigError, match=f"{seed}: write numbers in plain digits"):
+        read_grid(str(tmp_path / "grid.yaml"))
+
+
+def test_a_cell_of_a_group_of_settings_is_a_mistake_of_usage():
+    for value in ({"a": 1}, {"a"}, [{"a": 1}]):
+        with pytest.raises(ConfigError, match=r"method\.gamma: write single settings with dots"):
+            Cell((("method.gamma", value),), 0)
+
+
+def test_other_seeds_may_not_make_too_many_runs(tmp_path):
+    sweep = read_grid(write(tmp_path / "grid.yaml", {"seeds": [0], "cells": [{"rounds": [1, 2]}]}))
+    with pytest.raises(ConfigError, match="--seeds: 10,002 runs; a sweep has at most 10,000"):
+        narrowed(sweep, range(5001), [])
+
+
+def test_cells_that_are_one_experiment_in_other_words_are_refused_by_name(tmp_path):
+    # 0.9 is the schema's momentum, which quickstart leaves as it is.
+    cells = [{"rounds": 2}, {"rounds": 2, "train.momentum": 0.9}]
+    sweep = read_grid(write(tmp_path / "grid.yaml", {"seeds": [0, 1], "cells": cells}))
+    with pytest.raises(ConfigError) as caught:
+        resolve(sweep)
+    same = "blend momentum=0.9: the same experiment as blend, in other words; leave one out"
+    assert str(caught.value) == same
+
+
 def test_every_grid_that_comes_along_can_run():
     folder = resources.files("blend_core") / "sweeps"
     found = sorted(Path(str(folder)).rglob("*.yaml"))
@@ -190,6 +232,16 @@ def test_every_grid_that_comes_along_can_run():
 def test_the_example_has_two_cells_with_two_seeds():
     names = labels(read_grid("example").cells)
     assert list(names.values()) == ["blend gamma=0.2"] * 2 + ["blend gamma=0.45"] * 2
+
+
+def test_other_seeds_and_some_methods_of_a_grid_keep_the_settings_of_its_cells(tmp_path):
+    methods = ["promptfl", "fedotp", "blend"]
+    grid = {"seeds": [0, 1], "cells": [{"method.name": methods, "rounds": [2, 3]}]}
+    sweep = narrowed(read_grid(write(tmp_path / "g.yaml", grid)), [5, 6, 7], ["blend", "promptfl"])
+    runs = [(*dict(cell.settings).values(), cell.seed) for cell in sweep.cells]
+    assert runs == [(m, r, s) for m in ("promptfl", "blend") for r in (2, 3) for s in (5, 6, 7)]
+    whole = read_grid(str(tmp_path / "g.yaml"))
+    assert narrowed(whole, None, []) == whole
 
 
 # The command, without runs
@@ -233,6 +285,29 @@ def test_a_dry_run_prints_the_runs_and_starts_nothing(blend, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_method_of_a_grid_can_be_run_alone(blend):
+    code, out, _ = blend(
+        "sweep", "methods-shapes", "--only", "pfedmma", "--seeds", "0", "--dry-run"
+    )
+    assert code == 0
+    assert out.startswith("pfedmma, seeds 0\n")
+    assert "  method.last_blocks=3\n" in out
+    assert out.endswith("1 run over base quickstart; nothing was started\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--only", "fedavg"], "--only fedavg: not in this grid; its methods: blend"),
+        (["--seeds", "0,x"], "--seeds 0,x: expected whole numbers from 0, e.g. 0,1,2"),
+        (["--seeds", ","], "--seeds: empty list; name at least one, or leave the option out"),
+    ],
+)
+def test_a_wrong_choice_of_runs_is_one_line(blend, tmp_path, options, expected):
+    assert blend("sweep", "example", *options) == (2, "", f"error: {expected}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -251,6 +326,17 @@ def test_wrong_usage_is_one_line_and_nothing_is_touched(blend, tmp_path, options
         "mine",
         "mine/file",
     ]
+
+
+@pytest.mark.parametrize(
+    "record", ["[" * 200_000, "{", "[]", '{"marker": 3}', '{"marker": ""}', '{"marker": "\\ud800"}']
+)
+def test_a_damaged_record_of_a_sweep_is_one_line(blend, tmp_path, record):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sweep.json").write_text(record)
+    code, out, errors = blend("sweep", "example", "--out", "out")
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert "out/sweep.json: is no record of a sweep; name a new folder" in errors
 
 
 def test_an_unknown_engine_is_wrong_usage(blend, tmp_path):
@@ -389,6 +475,69 @@ def test_a_run_of_other_settings_or_version_does_not_count_as_finished(ran, tmp_
     assert finished_results(tmp_path, experiment) is None
     (tmp_path / "results.json").write_text(json.dumps(results)[:-9])
     assert finished_results(tmp_path, experiment) is None
+
+
+def test_results_that_no_run_has_written_are_replaced_by_a_new_run(ran, tmp_path):
+    sweep = ran.sweep(tmp_path, cells=GOOD_CELLS[:1])
+    cell, experiment = next(iter(resolve(sweep).items()))
+    good = json.loads((ran.out / cell.folder / "seed-3" / "results.json").read_text())
+    final = good["final"]
+    odd = [
+        {**good, "final": "x"},
+        {key: value for key, value in good.items() if key != "final"},
+        {**good, "final": {}},
+        {**good, "final": {**final, "hmean": "x"}},
+        {**good, "final": {**final, "hmean": float("nan")}},
+        {**good, "rounds": []},
+        {**good, "seconds": 3},
+        ["results"],
+    ]
+    for results in odd:
+        (tmp_path / "results.json").write_text(json.dumps(results))
+        assert finished_results(tmp_path, experiment) is None
+    (tmp_path / "results.json").write_text("[" * 200_000)
+    assert finished_results(tmp_path, experiment) is None
+    (tmp_path / "results.json").write_text(json.dumps(good))
+    assert finished_results(tmp_path, experiment) == good
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_record_cannot_be_written_any_more_ends_with_its_summary(ran, tmp_path):
+    ran.sweep(tmp_path, cells=[{"server.formation_timeout": [1e-6, 2e-6]}])
+    out, record = tmp_path / "out", tmp_path / "out" / "sweep.json"
+    command = [*BLEND, "sweep", str(tmp_path / "grid.yaml"), "--out", out, "--jobs", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert until(lambda: list(out.glob("*/seed-3.log")))
+        # Like a full disk, this stops the writing, and it works for root, too.
+        record.unlink()
+        (record / "in-the-way").mkdir(parents=True)
+        output, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (1, "")
+    assert "0 done, 0 reused, 2 failed" in output
+    failed = [line for line in output.splitlines() if line.startswith("failed: ")]
+    assert len(failed) == 2
+    for line in failed:
+        assert "0 of 2 clients joined" in line
+        assert f"{record}: cannot be written: Is a directory" in line
+
+
+def test_a_disk_that_is_full_at_once_is_a_failed_sweep(ran, tmp_path):
+    ran.sweep(tmp_path, cells=GOOD_CELLS)
+    # The lock of a few bytes can be written, the record cannot.
+    command = [*BLEND, "sweep", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20)),
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path / 'out' / 'sweep.json'}: cannot be written")
+    assert done.stderr.count("\n") == 1
 
 
 def test_what_no_run_has_written_is_never_deleted(ran, tmp_path):

@@ -76,10 +76,10 @@ def test_a_thousand_classes_on_the_tiny_clip_need_little_memory():
 
 
 @pytest.mark.slow
-def test_a_thousand_classes_on_vit_b_16_need_less_than_three_gigabytes():
+def test_a_thousand_classes_on_vit_b_16_need_less_than_five_gigabytes():
     methods = [
         config_class(name)(name=name).model_dump()
         for name in ("promptfl", "fedpgp", "clip-lora", "pfedmma")
     ]
     found = growth("ViT-B-16-quickgelu", 128, methods, 1200)
-    assert {name: grown for name, grown in found.items() if grown > 3000} == {}
+    assert {name: grown for name, grown in found.items() if grown > 5000} == {}

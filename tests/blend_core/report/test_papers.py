@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from blend_core.metrics import harmonic_mean
-from blend_core.report.papers import printed, printed_text, read_paper_tables
+from blend_core.report.papers import printed, read_paper_tables
 from blend_core.significance import holm, paired_test
 
 METHODS = ("zero_shot_clip", "mma_fedavg", "pfedmma", "pfedmoap", "blend")
@@ -129,8 +129,6 @@ def test_a_number_is_found_by_its_path_and_a_missing_one_is_none(papers):
     assert printed(papers, "blend.main_table.datasets.cifar10.blend", "gen").value is None
     assert printed(papers, "blend.ablation_rank_global.none", "novel").value is None
     assert printed(papers, None, "per").value is None
-    assert printed_text(papers, "blend.defaults.conflict").startswith("gamma weighs")
-    assert printed_text(papers, "blend.defaults.nothing") is None
 
 
 def test_a_number_that_must_not_be_compared_with_says_why(papers):

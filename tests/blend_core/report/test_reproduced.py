@@ -50,7 +50,7 @@ def report(tmp_path: Path):
                 if isinstance(values, str):
                     failed[seed] = values
                     continue
-                config: dict[str, Any] = {}
+                config: dict[str, Any] = {"seed": seed, "rounds": 1}
                 for key, value in work.settings.items():
                     group, _, last = key.rpartition(".")
                     (config.setdefault(group, {}) if group else config)[last] = value
@@ -59,7 +59,8 @@ def report(tmp_path: Path):
                 folder.mkdir()
                 found = summary(*values)
                 results = {"seed": seed, "config": config, "final": found, "zero_shot": found}
-                results |= {"rounds": [], "clients": []}
+                rounds = [{"seconds": 1.0, "clients": []}] * config["rounds"]
+                results |= {"rounds": rounds, "clients": [], "seconds": {"total": 1.0}}
                 (folder / "results.json").write_text(json.dumps(results))
                 runs[seed] = load_runs([folder])[0]
             outcomes.append(Outcome(runs, failed))
@@ -75,6 +76,7 @@ def entry(report: Report, dataset: str, row: str, metric: str):
     return found[0]
 
 
+ABLATIONS = ("blend-ablation-aggregation", "blend-ablation-rank")
 BLEND_ON_TWO = {
     ("dtd", "blend"): {0: (90.0, 80.0, 60.0), 1: (92.0, 80.0, 70.0)},
     ("eurosat", "blend"): {0: (100.0, 80.0, 50.0), 1: (100.0, 80.0, 50.0)},
@@ -155,7 +157,7 @@ def test_what_ran_with_other_settings_than_the_papers_is_marked_with_them(report
 def test_weights_from_a_file_are_pointed_out_but_not_judged(report):
     found = report("blend-table1", BLEND_ON_TWO, TWO, **{"backbone.weights": "/clip/openai.pt"})
     assert entry(found, "dtd", "blend", "per").reasons == ()
-    assert any("/clip/openai.pt" in note for note in notes(found, PAPERS))
+    assert any("/clip/openai.pt" in note for note in notes(found))
 
 
 def test_missing_runs_are_shown_with_their_reason_and_leave_the_rest_standing(report):
@@ -188,13 +190,32 @@ def test_on_shapes_nothing_is_compared_with_the_papers_means_beside(report):
     assert {e.dataset for e in found.entries} == {"shapes"}
 
 
+def test_on_shapes_the_report_has_no_column_of_differences_and_no_brackets(report, tmp_path):
+    made = {("shapes", "full"): {0: (90.0, 80.0, 60.0), 1: (92.0, 80.0, 60.0)}}
+    write_report(report("blend-ablation-aggregation", made, None, True), PAPERS, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "### built-in shapes; the paper's numbers are its means over datasets" in text
+    assert "|  |  | paper | ours | n | spread |  |\n|---|---|---:|---:|---:|---:|---|" in text
+    assert "| Full | Per. | 83.35 | 91.00 | 2 | 1.41 | 1 |" in text
+    assert "bracket" not in text
+    assert "paper and ours are not comparable, the last column says why" in text
+
+
+def test_on_shapes_it_is_said_which_values_could_not_be_scaled(report):
+    on_shapes = " ".join(notes(report("blend-gamma-lambda", {}, None, True)))
+    # 0.09 x 100 = 0.45 x 20, but 0.90 x 100 = 4.5 x 20.
+    for words in ("0.45", "4.5, beyond the largest gamma, 1, so its row keeps 0.90"):
+        assert words in on_shapes
+        assert words not in " ".join(notes(report("blend-gamma-lambda", {})))
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("blend-table1", ["96.43", "gamma weighs", "AdamW", "released code: 128 / 128"]),
+        ("blend-table1", ["96.43", "opposite mixes", "AdamW", "released code: 128 / 128"]),
         ("blend-ablation-aggregation", ["implausibly low Per.", "Do not take the two rows"]),
         ("blend-ablation-rank", ["is not a target", "full rank"]),
-        ("blend-gamma-lambda", ["no paper column", "the grid has both"]),
+        ("blend-gamma-lambda", ["paper column is empty", "the grid has both"]),
         ("pfedmma-table1", ["50 rounds x 2 epochs", "never refreshed"]),
         (
             "pfedmma-shift",
@@ -203,10 +224,12 @@ def test_on_shapes_nothing_is_compared_with_the_papers_means_beside(report):
     ],
 )
 def test_conflicts_between_paper_and_code_are_said_at_the_tables_they_concern(report, name, words):
-    text = " ".join(notes(report(name, {}), PAPERS))
+    text = " ".join(notes(report(name, {})))
     for word in words:
         assert word in text
     assert ("gamma" in text) == name.startswith("blend")
+    assert text.count("128 / 128") == (name in ("blend-table1", *ABLATIONS))  # Once is enough.
+    assert "document" not in text
 
 
 def test_the_three_files_hold_the_same_numbers(report, tmp_path):
