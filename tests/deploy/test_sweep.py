@@ -604,7 +604,7 @@ def test_a_sweep_that_is_asked_to_end_leaves_nothing_running(ran, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_takes_too_long_is_ended_and_failed(ran, tmp_path):
     sweep = ran.sweep(tmp_path, cells=GOOD_CELLS)
-    results = run_sweep(sweep, tmp_path / "out", 2, quiet(), cell_timeout=1.0)
+    results = run_sweep(sweep, tmp_path / "out", 1, quiet(), cell_timeout=1.0)
     assert [(result.status, result.reason) for result in results.values()] == [
         ("failed", "not finished within 1 s; it was ended")
     ] * 2
