@@ -22,22 +22,6 @@ from deploy.signals import Interrupted, interruptible, uninterrupted
 
 
 @pytest.fixture
-def blend(monkeypatch, capsys, tmp_path):
-    """Run the command in an empty folder: (arguments) -> exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["blend", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        output = capsys.readouterr()
-        code = caught.value.code
-        return (code if isinstance(code, int) else 0), output.out, output.err
-
-    return run
-
-
-@pytest.fixture
 def small(tiny_experiment, tower, tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     experiment = tiny_experiment(backbone=tower("tower_a").model_dump())

@@ -24,7 +24,6 @@ from rich.console import Console
 from blend_core import __version__
 from blend_core.errors import ConfigError
 from blend_core.settings import preset_names
-from deploy import cli
 from deploy.grid import Cell, Sweep, labels, narrowed, read_grid, resolve
 from deploy.options import Engine
 from deploy.relatives import relatives
@@ -245,22 +244,6 @@ def test_other_seeds_and_some_methods_of_a_grid_keep_the_settings_of_its_cells(t
 
 
 # The command, without runs
-
-
-@pytest.fixture
-def blend(monkeypatch, capsys, tmp_path):
-    """Run the command in an empty folder: (arguments) -> exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["blend", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        output = capsys.readouterr()
-        code = caught.value.code
-        return (code if isinstance(code, int) else 0), output.out, output.err
-
-    return run
 
 
 def test_all_mistakes_are_shown_before_anything_runs(blend, tmp_path):
