@@ -11,13 +11,15 @@ import json
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 from blend_core.errors import ConfigError, one_line
 
 Precision = Literal["fp32", "bf16", "fp16"]
+# A template that stands for the data set's own.
+COOP = "coop"
 
 
 class Section(BaseModel):
@@ -58,17 +60,59 @@ class BackboneConfig(Section):
     )
 
 
+# The data sets of `data/datasets.yaml`, in its order (a test compares).
+DatasetKind = Literal[
+    "caltech101",
+    "oxford_pets",
+    "stanford_cars",
+    "oxford_flowers",
+    "food101",
+    "fgvc_aircraft",
+    "sun397",
+    "dtd",
+    "eurosat",
+    "ucf101",
+    "imagenet",
+    "cifar10",
+    "cifar100",
+    "domainnet10",
+    "domainnet345",
+    "office_caltech10",
+    "pacs",
+    "office_home",
+    "office31",
+]
+DATASET_KINDS: tuple[str, ...] = get_args(DatasetKind)
+Rule = Literal[
+    "dirichlet-preferred",
+    "disjoint",
+    "dirichlet",
+    "pachinko",
+    "uniform-classes",
+    "coarse-label",
+    "domain-dirichlet",
+    "iid",
+    "iid-overlapping",
+]
+
+
 class DataConfig(Section):
     """Which images, which classes, and how they are dealt to clients."""
 
-    kind: Literal["shapes", "folders"] = Field(
-        "shapes", description="shapes: the built-in benchmark; folders: one folder per client"
+    kind: Literal["shapes", "folders", DatasetKind] = Field(
+        "shapes",
+        description="shapes: the built-in benchmark; folders: one folder per client; or a data "
+        "set of the papers, e.g. oxford_pets",
     )
     root: str | None = Field(
-        None, description="folders only: the folder that holds one folder per client"
+        None,
+        description="folders: the folder that holds one folder per client; data sets: the folder "
+        "that holds the data sets",
     )
     template: str = Field(
-        "a photo of a {}.", description="prompt; {} is the class name, exactly once"
+        "a photo of a {}.",
+        description="prompt; {} is the class name, exactly once; coop: the data set's own, as "
+        "written by the authors of CoOp",
     )
     label_space: Literal["node", "federation"] = Field(
         "node",
@@ -78,11 +122,43 @@ class DataConfig(Section):
     classes: list[str] = Field(
         default_factory=list, description="folders with label_space federation: the class names"
     )
-    shots: int = Field(
-        16, ge=1, le=1000, description="shapes only: training images per base class, federation"
+    holdout: float = Field(
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="folders only: share of the training images of every class with at least 5 "
+        "that sites without test images set aside as such",
+    )
+    skip_bad: bool = Field(
+        False, description="folders only: leave unreadable images out instead of refusing the site"
+    )
+    image_memory: float = Field(
+        2.0,
+        ge=0.0,
+        le=100_000.0,
+        description="GiB of decoded images that a process keeps in memory; further ones lie in a "
+        "temporary file",
+    )
+    shots: int | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="training images per class in the whole federation, 0: all; unset: 16 for "
+        "shapes and the data sets with base and new classes, all for CIFAR and domain sets",
+    )
+    subset: Literal["base", "all"] | None = Field(
+        None,
+        description="data sets: train on the first half of the classes and keep the others new "
+        "(base), or on all; unset: base, but all for CIFAR and domain sets",
     )
     test_per_class: int = Field(
         10, ge=1, le=1000, description="shapes only: test images per class and client"
+    )
+    max_test_per_class: int | None = Field(
+        None,
+        ge=1,
+        description="data sets: test images per class that are used, for quick trials; marks the "
+        "result as not comparable",
     )
     split: Literal["benchmark", "development"] = Field(
         "benchmark",
@@ -95,14 +171,43 @@ class DataConfig(Section):
         le=1.0,
         description="shapes only: how far clients' styles lie apart (0: all alike)",
     )
-    alpha: float = Field(
-        0.01,
+    partition: Rule | None = Field(
+        None,
+        description="how images are dealt to clients; unset: dirichlet-preferred, but dirichlet "
+        "for CIFAR and domain-dirichlet for domain sets",
+    )
+    manifest: str | None = Field(
+        None,
+        description="data sets: file with a partition (blend data partition --out), used as it is",
+    )
+    alpha: float | None = Field(
+        None,
         gt=0.0,
         le=1000.0,
-        description="shapes only: Dirichlet concentration of a class over clients",
+        description="Dirichlet concentration, the papers' alpha or beta; unset: 0.01 for "
+        "dirichlet-preferred, 0.3 for dirichlet and pachinko, 0.5 for domain-dirichlet",
     )
     boost: float = Field(
-        1.0, ge=0.0, le=1000.0, description="shapes only: added for a class's preferred client"
+        1.0,
+        ge=0.0,
+        le=1000.0,
+        description="dirichlet-preferred: added to alpha for a class's preferred client",
+    )
+    blocks: Literal["balanced", "round"] = Field(
+        "balanced",
+        description="disjoint: equal numbers of classes, or round(classes / clients) and the rest "
+        "to the last client, as in the released code",
+    )
+    classes_per_client: int | None = Field(
+        None,
+        ge=1,
+        description="uniform-classes: classes a client gets; unset: a fifth of all on ten "
+        "classes, a tenth on more, as in the released code",
+    )
+    cifar_stats: bool = Field(
+        False,
+        description="CIFAR, paper mode: normalise with CIFAR's own mean and deviation, then "
+        "enlarge bilinearly, without augmentation",
     )
     fewshot_seed: int | None = Field(
         None, ge=0, description="which images are drawn; unset: the run's seed"
@@ -113,8 +218,10 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
-        if self.template.count("{}") != 1:
+        if self.template != COOP and self.template.count("{}") != 1:
             raise ValueError(f"template {self.template!r} must contain {{}} exactly once")
+        if self.template == COOP and self.kind not in DATASET_KINDS:
+            raise ValueError(f"template coop is for data sets of the papers, not {self.kind}")
         if self.kind == "folders" and self.label_space == "federation" and not self.classes:
             raise ValueError("label_space federation needs data.classes, the list of class names")
         if len(self.classes) == 1:
@@ -123,6 +230,15 @@ class DataConfig(Section):
         read = [" ".join(name.replace("_", " ").split()).casefold() for name in self.classes]
         if "" in read or len(set(read)) != len(read):
             raise ValueError("classes holds a name that is empty, or two that read the same")
+        if self.kind == "shapes":
+            if self.shots == 0:
+                raise ValueError("shots 0 is for data sets: shapes are drawn as many as asked")
+            if self.partition not in (None, "dirichlet-preferred"):
+                raise ValueError(
+                    f"partition {self.partition} is for data sets; shapes has dirichlet-preferred"
+                )
+        if self.cifar_stats and self.kind not in ("cifar10", "cifar100"):
+            raise ValueError(f"cifar_stats is for cifar10 and cifar100, not {self.kind}")
         return self
 
 
@@ -137,7 +253,12 @@ class TrainConfig(Section):
     )
     weight_decay: float = Field(5e-4, ge=0.0, le=1.0, description="weight decay")
     momentum: float = Field(0.9, ge=0.0, lt=1.0, description="sgd only")
-    batch_size: int = Field(16, ge=1, le=65536, description="images per step; last batch is kept")
+    batch_size: int = Field(16, ge=1, le=65536, description="images per step")
+    drop_last: Literal["never", "if-larger"] = Field(
+        "never",
+        description="if-larger, paper mode: drop an epoch's last, smaller batch if there is a "
+        "full one",
+    )
     local_epochs: int = Field(1, ge=1, le=1000, description="passes over the client's images")
     local_steps: int | None = Field(
         None, ge=1, le=1_000_000, description="steps of a local update, instead of local_epochs"
@@ -170,6 +291,11 @@ class EvaluationConfig(Section):
 
     every: int = Field(1, ge=0, description="rounds between evaluations; 0: only at the end")
     batch_size: int = Field(100, ge=1, le=65536, description="test images per forward pass")
+    select: Literal["last", "best-local-test"] = Field(
+        "last",
+        description="best-local-test, paper mode: show the round with the best mean Local beside "
+        "the last, marked as chosen on test images",
+    )
 
 
 class ServerConfig(Section):

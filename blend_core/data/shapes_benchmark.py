@@ -53,7 +53,7 @@ def load_shapes(experiment: Experiment, client_index: int, pre: Preprocess) -> C
     base, new = shapes_classes(experiment)
     style = client_style(experiment, client_index)
 
-    pool = [(label, number) for label in range(len(base)) for number in range(data.shots)]
+    pool = [(label, number) for label in range(len(base)) for number in range(_shots(experiment))]
     part = [pool[position] for position in shapes_partition(experiment)[client_index]]
     train = _render(
         [base[label] for label, _ in part],
@@ -105,10 +105,20 @@ def shapes_partition(experiment: Experiment) -> list[list[int]]:
     """
     data = experiment.data
     base, _ = shapes_classes(experiment)
-    labels = [label for label in range(len(base)) for _ in range(data.shots)]
+    labels = [label for label in range(len(base)) for _ in range(_shots(experiment))]
+    alpha = 0.01 if data.alpha is None else data.alpha
     return dirichlet_preferred(
-        labels, experiment.clients, data.shots, data.alpha, data.boost, experiment.partition_seed
+        labels,
+        experiment.clients,
+        _shots(experiment),
+        alpha,
+        data.boost,
+        experiment.partition_seed,
     )
+
+
+def _shots(experiment: Experiment) -> int:
+    return 16 if experiment.data.shots is None else experiment.data.shots
 
 
 def client_style(experiment: Experiment, client_index: int) -> Style:

@@ -1,0 +1,122 @@
+"""The papers' data sets by their ids: description, reader, and counts that must be right."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from blend_core.data.records import Dataset
+from blend_core.errors import ConfigError, SiteError
+
+__all__ = ["Description", "describe", "file_sha256", "read_dataset", "require_file"]
+
+
+class Description(BaseModel):
+    """One data set in `datasets.yaml`; the fields are explained at its top."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: str
+    reader: str
+    folder: str
+    images: str = ""
+    lists: list[str] = []
+    classes: int | list[str]
+    domains: list[str] = []
+    counts: dict[str, int]
+    base_new: bool = False
+    duplicate_names: bool = False
+    checked: bool = True
+    template: str
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Class names by label, where the definition fixes them."""
+        return None if isinstance(self.classes, int) else tuple(self.classes)
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes."""
+        return self.classes if isinstance(self.classes, int) else len(self.classes)
+
+
+@lru_cache(maxsize=1)
+def descriptions() -> Mapping[str, Description]:
+    """All data sets by id."""
+    text = (resources.files("blend_core.data") / "datasets.yaml").read_text(encoding="utf-8")
+    data: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return {kind: Description(kind=kind, **fields) for kind, fields in data.items()}
+
+
+def describe(kind: str) -> Description:
+    """The description of a data set. Raises `ConfigError` for an unknown id."""
+    if kind not in descriptions():
+        raise ConfigError(f"{kind!r} is no data set; known are {', '.join(descriptions())}")
+    return descriptions()[kind]
+
+
+@lru_cache(maxsize=2)
+def read_dataset(kind: str, root: Path) -> Dataset:
+    """Read which images a data set has, with their labels, names and domains.
+
+    Nothing is downloaded, created or decoded. Image files are not looked for here; see
+    `require_files`.
+
+    Args:
+        kind: its id.
+        root: the folder that holds the data sets.
+
+    Raises:
+        ConfigError: unknown id, or `root` is no folder.
+        SiteError: a file is missing or not what it must be; names it and where it belongs.
+    """
+    description = describe(kind)
+    if not root.is_dir():
+        raise ConfigError(f"data.root {root} is not a folder; it must hold the data sets")
+    if not (root / description.folder).is_dir():
+        near = [p.name for p in root.iterdir() if p.name.lower() == description.folder.lower()]
+        hint = f"; {near[0]} there must be renamed" if near else "; docs/data.md shows its tree"
+        raise SiteError(f"{kind}: no folder {root / description.folder}{hint}")
+    reader = importlib.import_module(f"blend_core.data.readers.{description.reader}")
+    dataset: Dataset = reader.read(description, root)
+    _require_counts(dataset, description, root)
+    return dataset
+
+
+def require_file(path: Path, kind: str) -> Path:
+    """The path, if there is such a file. Raises `SiteError` that names it otherwise."""
+    if not path.is_file():
+        raise SiteError(f"{kind}: {path} is missing; docs/data.md shows where it comes from")
+    return path
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_counts(dataset: Dataset, description: Description, root: Path) -> None:
+    found = {part: len(getattr(dataset, part)) for part in ("train", "val", "test")}
+    found["total"] = sum(found.values())
+    wrong = {part: n for part, n in description.counts.items() if found[part] != n}
+    if len(dataset.names) != description.class_count:
+        raise SiteError(
+            f"{dataset.kind}: {len(dataset.names)} classes, expected {description.class_count}; "
+            f"restore {root / description.folder}"
+        )
+    if wrong:
+        listed = ", ".join(f"{found[part]:,} {part} images, not {n:,}" for part, n in wrong.items())
+        source = ", ".join(dataset.sources) or description.folder
+        raise SiteError(
+            f"{dataset.kind}: {listed}; {source} below {root} differ from the published ones; "
+            "restore them"
+        )
