@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count, islice
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch import Tensor
 from blend_core.backbone import Classes
 from blend_core.config import TrainConfig
 from blend_core.data import ClientData
-from blend_core.data.transforms import augment, normalise
+from blend_core.data.prefetch import prefetched
+from blend_core.data.transforms import Preprocess, augment, normalise
 from blend_core.errors import RunError
 from blend_core.methods.base import Method
 from blend_core.randomness import torch_generator
@@ -50,29 +52,25 @@ def local_update(
     Raises:
         RunError: a loss is not finite, or not what `Method.loss` promises; names round and step.
     """
-    backbone, preprocess = method.backbone, method.backbone.preprocess
+    backbone = method.backbone
     optimizer = _optimizer(method, config)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     half = config.precision == "fp16"
     # The default first scale, 65536, is meant to be found by skipping steps over a long training;
     # a local update has few steps and a fresh scaler.
     scaler = torch.amp.GradScaler(backbone.device.type, init_scale=256.0, enabled=half)
-    images, labels = data.train.images, data.train.labels
-    per_epoch = math.ceil(len(images) / config.batch_size)
-    steps = config.local_steps or config.local_epochs * per_epoch
+    steps = config.local_steps or config.local_epochs * _steps_per_epoch(len(data.train), config)
+    preprocess = data.preprocess or backbone.preprocess
     sums: dict[str, float] = defaultdict(float)
     seen = skipped = 0
     method.draws = torch_generator(seed, "method", client, round)
     try:
-        for step, (batch, draws) in enumerate(
-            _batches(len(images), steps, config.batch_size, seed, client, round)
-        ):
-            chosen = [images[i] for i in batch.tolist()]
-            pixels = augment(chosen, preprocess, config.crop_scale, config.flip, draws)
+        batches = _batches(data, config, preprocess, backbone.device, seed, client, round)
+        for step, (pixels, labels) in enumerate(prefetched(islice(batches, steps))):
             with backbone.autocast():
                 losses = method.loss(
                     normalise(pixels, preprocess, backbone.device),
-                    labels[batch].to(backbone.device),
+                    labels.to(backbone.device),
                     classes,
                 )
             _require_usable(losses, round, step + 1, optimizer)
@@ -88,8 +86,8 @@ def local_update(
             scaler.update()
             skipped += scaler.get_scale() < scale
             for name, value in losses.items():
-                sums[name] += value.item() * len(batch)
-            seen += len(batch)
+                sums[name] += value.item() * len(labels)
+            seen += len(labels)
     finally:
         method.draws = None
     means = {name: total / seen for name, total in sums.items()}
@@ -118,25 +116,37 @@ def _require_usable(
             )
 
 
-def _batches(
-    count: int, steps: int, size: int, seed: int, client: str, round: int
-) -> Iterator[tuple[Tensor, torch.Generator]]:
-    """Indices of each step's images and the generator of their augmentation.
+def _steps_per_epoch(images: int, config: TrainConfig) -> int:
+    """Batches of one pass; the last may be smaller, and is dropped only if that is asked for."""
+    whole, rest = divmod(images, config.batch_size)
+    dropped = config.drop_last == "if-larger" and whole > 0
+    return whole + (rest > 0 and not dropped)
 
-    Every epoch visits all images in a new order; its last batch may be smaller.
+
+def _batches(
+    data: ClientData,
+    config: TrainConfig,
+    preprocess: Preprocess,
+    device: torch.device,
+    seed: int,
+    client: str,
+    round: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Augmented images, uint8 [B, 3, S, S], and labels, int64 [B], of one step after the other.
+
+    Every epoch visits all images in a new order. It does not end.
     """
-    epoch = step = 0
-    while True:
+    images, labels = data.train.images, data.train.labels
+    steps = _steps_per_epoch(len(images), config)
+    for epoch in count():
         order = torch.randperm(
-            count, generator=torch_generator(seed, "shuffle", client, round, epoch)
+            len(images), generator=torch_generator(seed, "shuffle", client, round, epoch)
         )
         draws = torch_generator(seed, "augment", client, round, epoch)
-        for batch in order.split(size):
-            if step == steps:
-                return
-            yield batch, draws
-            step += 1
-        epoch += 1
+        for batch in order.split(config.batch_size)[:steps]:
+            chosen = [images[i] for i in batch.tolist()]
+            pixels = augment(chosen, preprocess, config.crop_scale, config.flip, draws, device)
+            yield pixels, labels[batch]
 
 
 def _decay(config: TrainConfig, round: int, step: int, rounds: int, steps: int) -> float:

@@ -9,7 +9,24 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["ClientData", "Labelled"]
+from blend_core.data.transforms import Preprocess
+
+__all__ = ["ClientData", "Labelled", "Origin"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a client's part of a data set comes from, for the results.
+
+    Attributes:
+        manifest_sha256: of the partition; equal at all clients that share the same data.
+        domain: of domain sets; else None.
+        max_test_per_class: a limit on test images; None: all are used.
+    """
+
+    manifest_sha256: str
+    domain: str | None = None
+    max_test_per_class: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,14 +34,15 @@ class Labelled:
     """Images and their labels, in a fixed order; possibly none.
 
     Attributes:
-        images: n tensors, uint8, shape [3, H, W] each; heights and widths may differ.
+        images: n tensors, uint8, shape [3, H, W] each; heights and widths may differ. Positions
+            and slices may be asked for; what they give may have to be read from a file.
         labels: int64, shape [n]; indices into a list of class names.
 
     Raises:
         ValueError: the two differ in length, or `labels` is not int64 of one dimension.
     """
 
-    images: list[Tensor]
+    images: Sequence[Tensor]
     labels: Tensor
 
     def __post_init__(self) -> None:
@@ -37,7 +55,7 @@ class Labelled:
     @classmethod
     def of(cls, images: Sequence[Tensor], labels: Sequence[int]) -> Labelled:
         """Build from images and one integer label each; both may be empty."""
-        return cls(list(images), torch.tensor(labels, dtype=torch.int64))
+        return cls(images, torch.tensor(labels, dtype=torch.int64))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,6 +73,9 @@ class ClientData:
         train: training images; labels index `base_names`. Empty for a site that only evaluates.
         test_base: test images; labels index `base_names`.
         test_new: test images of classes never trained on; labels index `new_names`.
+        local: classes whose test images count as Local; None: those with a training image here.
+        preprocess: of images that need another than the backbone's; None: the backbone's.
+        origin: the partition that the images are a part of; None for a site's own.
 
     Raises:
         ValueError: a label is outside its list of names.
@@ -65,6 +86,9 @@ class ClientData:
     train: Labelled
     test_base: Labelled
     test_new: Labelled
+    local: frozenset[int] | None = None
+    preprocess: Preprocess | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         for field, names in (
@@ -77,6 +101,6 @@ class ClientData:
                 raise ValueError(f"{field} has a label outside 0..{len(names) - 1}")
 
     @cached_property
-    def held(self) -> frozenset[int]:
-        """Classes with at least one training image here; their test images make up Local."""
-        return frozenset(self.train.labels.tolist())
+    def local_classes(self) -> frozenset[int]:
+        """Classes whose test images make up Local."""
+        return frozenset(self.train.labels.tolist()) if self.local is None else self.local

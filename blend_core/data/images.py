@@ -43,14 +43,15 @@ def is_image_name(name: str) -> bool:
     return Path(name).suffix.lower() in SUFFIXES
 
 
-def decode_image(path: Path) -> Tensor:
-    """Read a photo: its first frame, upright (EXIF), as RGB.
+def decode_image(path: Path, upright: bool = True) -> Tensor:
+    """Read a photo: its first frame as RGB.
 
     Transparent parts become white. 16-bit grey is scaled to 8 bits over its full range, never
     stretched to its own extremes, so that images stay comparable.
 
     Args:
         path: a regular file with one of `SUFFIXES`.
+        upright: turn it as its EXIF says; the papers' code does not.
 
     Returns:
         uint8, shape [3, H, W].
@@ -68,7 +69,7 @@ def decode_image(path: Path) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path, formats=_FORMATS) as image:
-                pixels = _pixels(image)
+                pixels = _pixels(image, upright)
     except Image.DecompressionBombError:
         raise SiteError(f"{path}: {_too_large()}") from None
     except _UnusableError as error:
@@ -91,8 +92,8 @@ def _too_large() -> str:
     return f"more than {MAX_PIXELS:,} pixels; shrink or remove it"
 
 
-def _pixels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Upright RGB, uint8, shape [H, W, 3]."""
+def _pixels(image: Image.Image, upright: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """RGB, uint8, shape [H, W, 3]."""
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise _UnusableError(_too_large())
@@ -102,7 +103,7 @@ def _pixels(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8
     # After loading: a PNG may carry its EXIF behind the pixels, and Pillow turns a TIFF itself.
     orientation = image.getexif().get(_ORIENTATION)
     rgb = _to_rgb(image)
-    if orientation in _TRANSPOSE:
+    if upright and orientation in _TRANSPOSE:
         rgb = rgb.transpose(_TRANSPOSE[orientation])
     return np.array(rgb)  # A copy, for what Pillow hands out cannot be written to.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,18 +17,32 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Preprocess", "augment", "limit_size", "normalise", "prepare_test"]
+__all__ = [
+    "Preprocess",
+    "augment",
+    "cifar_preprocess",
+    "limit_size",
+    "normalise",
+    "prepare_test",
+    "resize_crops",
+]
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What a backbone expects of its images.
+    """How images become the input of a vision tower.
+
+    A backbone's own says what it expects; data may need another (CIFAR's small images).
 
     Attributes:
         size: height and width S of the input, pixels, 1 or more.
         mean: of red, green and blue, for values in 0..1.
         std: of red, green and blue, for values in 0..1; above 0.
         interpolation: "bicubic" or "bilinear"; both with antialiasing.
+        crop: training images are cropped at random.
+        flip: training images are flipped at random.
+        resize_last: images keep their size, which is the same for all, until they have been
+            normalised; then they are resized bilinearly.
 
     Raises:
         ValueError: a field is out of range.
@@ -38,6 +52,9 @@ class Preprocess:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: str = "bicubic"
+    crop: bool = True
+    flip: bool = True
+    resize_last: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -60,11 +77,14 @@ def prepare_test(image: Tensor, pre: Preprocess) -> Tensor:
         pre: the backbone's preprocessing.
 
     Returns:
-        uint8, shape [3, S, S].
+        uint8, shape [3, S, S]; with `resize_last` the image as it is.
 
     Raises:
         ValueError: `image` has another type or shape.
     """
+    if pre.resize_last:
+        _check(image)
+        return image
     size = pre.size
     image = _scaled(image, size, pre)
     # Python's round, half to even, is what torchvision's centre crop uses.
@@ -97,8 +117,8 @@ def normalise(batch: Tensor, pre: Preprocess, device: torch.device | str) -> Ten
     """Scale to 0..1, subtract the mean, divide by the standard deviation, channel by channel.
 
     Args:
-        batch: uint8, shape [B, 3, S, S].
-        pre: the backbone's preprocessing.
+        batch: uint8, shape [B, 3, S, S]; with `resize_last` of any size.
+        pre: the preprocessing of the data.
         device: where the result lives; the copy is made in uint8.
 
     Returns:
@@ -106,7 +126,10 @@ def normalise(batch: Tensor, pre: Preprocess, device: torch.device | str) -> Ten
     """
     mean = torch.tensor(pre.mean, dtype=torch.float32, device=device).view(3, 1, 1)
     std = torch.tensor(pre.std, dtype=torch.float32, device=device).view(3, 1, 1)
-    return batch.to(device).to(torch.float32).div_(255).sub_(mean).div_(std)
+    pixels = batch.to(device).to(torch.float32).div_(255).sub_(mean).div_(std)
+    if pre.resize_last:
+        return functional.interpolate(pixels, (pre.size, pre.size), mode="bilinear")
+    return pixels
 
 
 def augment(
@@ -115,6 +138,7 @@ def augment(
     crop_scale: float,
     flip: float,
     generator: torch.Generator,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Random resized crop and horizontal flip, the training transform of the papers' code.
 
@@ -126,12 +150,16 @@ def augment(
     Every image consumes 23 uniform draws, needed or not, and all are drawn before a pixel is
     touched: image i's draws depend on the generator and on i, never on other images.
 
+    On the CPU images are resized one by one, which is the reference. On another device the whole
+    batch is (`resize_crops`), at most one grey level off on photos.
+
     Args:
         images: B tensors, uint8, shape [3, H, W], sizes may differ.
-        pre: the backbone's preprocessing.
+        pre: the preprocessing of the data; may rule out crops or flips.
         crop_scale: smallest share of the area, above 0, up to 1.
         flip: probability of a horizontal flip, 0..1.
         generator: a CPU generator, the only source of chance.
+        device: where the result lives.
 
     Returns:
         uint8, shape [B, 3, S, S].
@@ -141,18 +169,95 @@ def augment(
     """
     if not 0 < crop_scale <= 1 or not 0 <= flip <= 1:
         raise ValueError(f"crop_scale {crop_scale} or flip {flip} is out of range")
+    if not len(images):
+        return torch.zeros(0, 3, pre.size, pre.size, dtype=torch.uint8, device=device)
     draws = torch.rand(len(images), _DRAWS, dtype=torch.float64, generator=generator).tolist()
-    result = torch.empty(len(images), 3, pre.size, pre.size, dtype=torch.uint8)
-    for out, image, (coin, *own) in zip(result, images, draws, strict=True):
-        if crop_scale == 1:
-            picture = prepare_test(image, pre)
-        else:
+    flipped = torch.tensor([pre.flip and coin < flip for coin, *_ in draws], dtype=torch.bool)
+    if not pre.crop or crop_scale == 1:
+        batch = torch.stack([prepare_test(image, pre) for image in images]).to(device)
+    else:
+        crops = []
+        for image, (_, *own) in zip(images, draws, strict=True):
             _check(image)
             top, left, height, width = _crop_box(image.shape[1], image.shape[2], crop_scale, own)
-            crop = image[:, top : top + height, left : left + width]
-            picture = _resize_crop(crop, pre)
-        out.copy_(picture.flip(2) if coin < flip else picture)
-    return result
+            crops.append(image[:, top : top + height, left : left + width])
+        if torch.device(device).type == "cpu":
+            batch = torch.stack([_resize_crop(crop, pre) for crop in crops])
+        else:
+            batch = resize_crops(crops, pre, device)
+    if flipped.any():
+        at = flipped.nonzero()[:, 0].to(batch.device)
+        batch[at] = batch[at].flip(3)
+    return batch
+
+
+def resize_crops(crops: Sequence[Tensor], pre: Preprocess, device: torch.device | str) -> Tensor:
+    """Resize crops of any sizes at once: two products of matrices, columns first, then rows.
+
+    The filters are those of Pillow and torch (antialiased, cubic with a = -1/2), and values are
+    rounded to grey levels after each product as theirs are.
+
+    Args:
+        crops: B tensors, uint8, shape [3, h, w], sizes may differ.
+        pre: the preprocessing of the data.
+        device: where it is done.
+
+    Returns:
+        uint8, shape [B, 3, S, S]; at most 1 grey level off `_resize_crop` on photos, 2 on noise.
+    """
+    heights = torch.tensor([crop.shape[1] for crop in crops])
+    widths = torch.tensor([crop.shape[2] for crop in crops])
+    padded = torch.zeros(len(crops), 3, int(heights.max()), int(widths.max()), dtype=torch.uint8)
+    for place, crop in zip(padded, crops, strict=True):
+        place[:, : crop.shape[1], : crop.shape[2]] = crop
+    rows = _filters(heights.to(device), padded.shape[2], pre)
+    columns = _filters(widths.to(device), padded.shape[3], pre)
+    pixels = padded.to(device).float() @ columns.transpose(1, 2)[:, None]
+    pixels = rows[:, None] @ pixels.round_().clamp_(0, 255)
+    return pixels.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _filters(lengths: Tensor, longest: int, pre: Preprocess) -> Tensor:
+    """Weights from the pixels of a line to those of the resized one: float32 [B, S, longest]."""
+    scale = (lengths.double() / pre.size)[:, None, None]
+    stretch = scale.clamp(min=1)  # Shrinking widens the filter: antialiasing.
+    centre = (torch.arange(pre.size, device=lengths.device)[None, :, None] + 0.5) * scale
+    pixel = torch.arange(longest, device=lengths.device)[None, None, :]
+    reach = (2.0 if pre.interpolation == "bicubic" else 1.0) * stretch
+    # Pillow cuts the filter at whole pixels.
+    inside = (pixel >= (centre - reach + 0.5).floor()) & (pixel < (centre + reach + 0.5).floor())
+    inside = inside & (pixel < lengths[:, None, None])
+    x = ((pixel + 0.5 - centre) / stretch).abs()
+    if pre.interpolation == "bicubic":
+        near = (1.5 * x - 2.5) * x * x + 1
+        far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+        weight = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    else:
+        weight = (1 - x).clamp(min=0)
+    weight = torch.where(inside, weight, 0.0)
+    return (weight / weight.sum(-1, keepdim=True)).float()
+
+
+# Means and standard deviations that the papers' code normalises CIFAR with.
+_CIFAR = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+def cifar_preprocess(kind: str, pre: Preprocess, own_statistics: bool) -> Preprocess:
+    """How the 32 x 32 images of CIFAR become the input of a backbone (PROTOCOL 6).
+
+    Args:
+        kind: "cifar10" or "cifar100".
+        pre: the backbone's preprocessing.
+        own_statistics: the papers' mode: normalised with CIFAR's own statistics, then enlarged
+            bilinearly, without augmentation. Else enlarged as the backbone says, and flipped.
+    """
+    if not own_statistics:
+        return replace(pre, crop=False)
+    mean, std = _CIFAR[kind]
+    return Preprocess(pre.size, mean, std, "bilinear", crop=False, flip=False, resize_last=True)
 
 
 _TRIES = 10

@@ -73,7 +73,7 @@ class PFedPrompt(PromptMethod):
     @torch.no_grad()
     def observe(self, data: ClientData, base: Classes) -> None:
         """Fill the cache: keys [n, d_e], values [n, C], in the order of the training images."""
-        preprocess, device = self.backbone.preprocess, self.backbone.device
+        preprocess, device = data.preprocess or self.backbone.preprocess, self.backbone.device
         images, labels = data.train.images, data.train.labels
         self._keys, self._values, self._names = None, None, base.names
         keys = []

@@ -13,10 +13,12 @@ from torch import nn
 from blend_core.backbone import Backbone
 from blend_core.config import MethodConfig, TrainConfig
 from blend_core.data import ClientData, Labelled
+from blend_core.data.transforms import augment, normalise
 from blend_core.errors import RunError
 from blend_core.evaluation import evaluate
 from blend_core.methods.base import Method
 from blend_core.methods.promptfl import PromptFL, PromptFLConfig
+from blend_core.randomness import torch_generator
 from blend_core.training import local_update
 
 
@@ -187,3 +189,41 @@ def test_scores_that_are_not_finite_are_never_counted(backbone):
     classes = backbone("tower_a").tokenize(["bus"], "{}")
     with pytest.raises(RunError, match="scores are not finite"):
         evaluate(Diverged(backbone("tower_a")), client, classes, None, 10)
+
+
+def test_the_partial_batch_is_kept_unless_the_papers_mode_drops_it(slope):
+    # 10 images in batches of 4: the released code leaves 2 of them out of every epoch.
+    assert slope(10)[0].seen == [4, 4, 2]
+    assert slope(10, drop_last="if-larger", local_epochs=2)[0].seen == [4, 4, 4, 4]
+    assert slope(3, drop_last="if-larger")[0].seen == [3]
+    assert slope(8, drop_last="if-larger")[0].seen == [4, 4]
+    assert slope(10, drop_last="if-larger", local_steps=3)[0].seen == [4, 4, 4]
+
+
+def test_batches_made_ahead_are_those_made_one_by_one(slope, backbone):
+    method = Slope(backbone("tower_a"))
+    shown = []
+    method.loss = lambda images, labels, classes: (
+        shown.append((images, labels)),
+        {"loss": 3 * method.a},
+    )[1]
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(7)
+    images = [torch.randint(256, (3, 40, 50), generator=draw).to(torch.uint8) for _ in range(5)]
+    train = Labelled.of(images, [0, 1, 0, 1, 1])
+    client = ClientData(("a", "b"), (), train, Labelled.of([], []), Labelled.of([], []))
+    config = TrainConfig(batch_size=2, local_epochs=2)
+    local_update(method, client, None, config, 3, "c", 4, 9)
+    pre = method.backbone.preprocess
+    expected = []
+    for epoch in range(2):
+        order = torch.randperm(5, generator=torch_generator(3, "shuffle", "c", 4, epoch))
+        draws = torch_generator(3, "augment", "c", 4, epoch)
+        for batch in order.split(2):
+            pixels = augment([images[i] for i in batch.tolist()], pre, 0.08, 0.5, draws)
+            expected.append((normalise(pixels, pre, "cpu"), train.labels[batch]))
+    assert len(shown) == len(expected) == 6
+    for (pixels, labels), (wanted, wanted_labels) in zip(shown, expected, strict=True):
+        assert torch.equal(pixels, wanted)
+        assert torch.equal(labels, wanted_labels)
+    assert torch.get_num_threads() == 1

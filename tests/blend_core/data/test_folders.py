@@ -55,7 +55,7 @@ def test_images_labels_and_names_of_a_plain_site(site: Path) -> None:
     assert data.test_base.labels.tolist() == [0, 1]
     assert int(data.test_base.images[0][0, 0, 0]) == 7
     assert len(data.test_new) == 0
-    assert data.held == {0, 1}
+    assert data.local_classes == {0, 1}
 
 
 def test_files_are_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_without_a_list_the_vocabulary_is_the_union_of_train_and_test(site: Path
     add(site, "test/bee/1.png")
     data = load(site)
     assert data.base_names == ("bee", "cat", "dog")
-    assert data.held == {1, 2}
+    assert data.local_classes == {1, 2}
 
 
 def test_names_are_sorted_by_code_point_after_composition(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_site_may_only_evaluate(tmp_path: Path) -> None:
     data = load(tmp_path)
     assert len(data.train) == 0
     assert data.train.labels.dtype == torch.int64
-    assert data.held == frozenset()
+    assert data.local_classes == frozenset()
     assert len(data.test_base) == 2
 
 
@@ -181,7 +181,7 @@ def test_federation_names_are_everybodys_and_matched_as_the_model_reads_them(
 
 def test_one_class_in_a_federation_can_train(tmp_path: Path) -> None:
     add(tmp_path, "train/cat/1.png")
-    assert load(tmp_path, "federation", ("cat", "dog")).held == {0}
+    assert load(tmp_path, "federation", ("cat", "dog")).local_classes == {0}
 
 
 def test_e01_no_such_folder(tmp_path: Path) -> None:

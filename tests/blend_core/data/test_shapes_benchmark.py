@@ -43,7 +43,7 @@ def test_a_client_has_its_part_of_the_pool_and_every_test_class() -> None:
     assert data.base_names == tuple(c.name for c in classes.base)
     assert data.new_names == tuple(c.name for c in classes.new)
     assert data.train.labels.tolist() == [labels[i] for i in part]
-    assert data.held == {labels[i] for i in part}
+    assert data.local_classes == {labels[i] for i in part}
     every_class_twice = [k for k in range(20) for _ in range(2)]
     assert data.test_base.labels.tolist() == every_class_twice
     assert data.test_new.labels.tolist() == every_class_twice

@@ -12,7 +12,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from blend_core.data.transforms import Preprocess, augment, limit_size, normalise, prepare_test
+from blend_core.data.transforms import (
+    Preprocess,
+    _crop_box,
+    _resize_crop,
+    augment,
+    cifar_preprocess,
+    limit_size,
+    normalise,
+    prepare_test,
+    resize_crops,
+)
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 PRE = Preprocess(48, MEAN, STD)
@@ -168,3 +178,66 @@ def test_wrong_images_and_numbers_are_refused() -> None:
     for scale, flip in ((0.0, 0.5), (1.1, 0.5), (0.5, -0.1)):
         with pytest.raises(ValueError, match="out of range"):
             augment([], PRE, scale, flip, generator())
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("noise", [False, True])
+def test_the_batch_of_another_device_is_a_grey_level_from_the_reference(
+    interpolation: str, noise: bool
+) -> None:
+    pre = Preprocess(48, MEAN, STD, interpolation)
+    draw = np.random.default_rng(1)
+    shapes = [(375, 500), (20, 31), (48, 48), (97, 451), (3, 3), (448, 600)]
+    crops = [photo(*shape, seed=i) for i, shape in enumerate(shapes)]
+    if noise:
+        crops = [
+            torch.from_numpy(draw.integers(0, 256, (3, *shape), dtype=np.uint8)) for shape in shapes
+        ]
+    expected = torch.stack([_resize_crop(crop, pre) for crop in crops]).int()
+    difference = (resize_crops(crops, pre, "cpu").int() - expected).abs()
+    # The reference's weights have 16 bits, which shows where noise is enlarged.
+    assert int(difference.max()) <= (2 if noise else 1)
+    assert float(difference.float().mean()) < 0.05
+
+
+def test_on_another_device_the_same_draws_give_the_same_crops_and_flips() -> None:
+    images = [photo(90 + i, 120, seed=i) for i in range(8)]
+    expected = augment(images, PRE, 0.08, 0.5, generator()).int()
+    # Any device but the CPU takes the batch; "meta" shows that without having one.
+    assert augment(images, PRE, 0.08, 0.0, generator(), "meta").shape == expected.shape
+    draws = torch.rand(8, 23, dtype=torch.float64, generator=generator()).tolist()
+    crops = []
+    for image, (_, *own) in zip(images, draws, strict=True):
+        top, left, height, width = _crop_box(image.shape[1], image.shape[2], 0.08, own)
+        crops.append(image[:, top : top + height, left : left + width])
+    batch = resize_crops(crops, PRE, "cpu").int()
+    flipped = torch.tensor([coin < 0.5 for coin, *_ in draws])
+    batch[flipped] = batch[flipped].flip(3)
+    assert int((batch - expected).abs().max()) <= 1
+
+
+def test_cifar_is_enlarged_as_the_backbone_says_and_flipped_but_not_cropped() -> None:
+    pre = cifar_preprocess("cifar10", PRE, own_statistics=False)
+    image = photo(32, 32)
+    plain = prepare_test(image, PRE)
+    for seed in range(5):
+        [out] = augment([image], pre, 0.08, 0.5, generator(seed))
+        assert torch.equal(out, plain) or torch.equal(out, plain.flip(2))
+    [flipped] = augment([image], pre, 0.08, 1.0, generator())
+    assert torch.equal(flipped, plain.flip(2))
+    assert (pre.mean, pre.std) == (MEAN, STD)
+
+
+def test_papers_mode_of_cifar_normalises_with_its_own_statistics_then_enlarges() -> None:
+    pre = cifar_preprocess("cifar100", PRE, own_statistics=True)
+    image = photo(32, 32)
+    [same] = augment([image], pre, 0.08, 1.0, generator())
+    assert torch.equal(same, image)
+    assert torch.equal(prepare_test(image, pre), image)
+    mean = torch.tensor([0.5071, 0.4865, 0.4409]).view(3, 1, 1)
+    std = torch.tensor([0.2673, 0.2564, 0.2762]).view(3, 1, 1)
+    expected = torch.nn.functional.interpolate(
+        ((image / 255 - mean) / std)[None], size=(48, 48), mode="bilinear"
+    )
+    torch.testing.assert_close(normalise(image[None], pre, "cpu"), expected, atol=1e-6, rtol=0)
+    assert cifar_preprocess("cifar10", PRE, True).std == (0.2023, 0.1994, 0.2010)
