@@ -12,7 +12,7 @@ from torch import Tensor
 from blend_core.config import Experiment
 from blend_core.data.client_data import ClientData, Labelled
 from blend_core.data.drawing import render_each
-from blend_core.data.partition import dirichlet_preferred
+from blend_core.data.partitions.preferred import dirichlet_preferred
 from blend_core.data.shapes import (
     ALL_COMBINATIONS,
     SHIFTED,

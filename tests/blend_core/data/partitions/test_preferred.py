@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blend_core.data.partition import dirichlet_preferred, held_classes, held_test_items
+from blend_core.data.partitions.preferred import dirichlet_preferred, held_classes, held_test_items
 from blend_core.errors import ConfigError
 
-FIXTURE = Path(__file__).parents[2] / "fixtures" / "partition_blend.json"
+FIXTURE = Path(__file__).parents[3] / "fixtures" / "partition_blend.json"
 CASES: list[dict[str, Any]] = json.loads(FIXTURE.read_text(encoding="utf-8"))["cases"]
 
 
