@@ -379,6 +379,12 @@ class Experiment(Section):
                 f"server.min_replies ({self.server.min_replies}) exceeds the {asked} clients of a "
                 f"round (clients {self.clients}, server.fraction {self.server.fraction})"
             )
+        every = self.evaluation.every > 0 and asked == self.clients
+        if self.evaluation.select == "best-local-test" and not every:
+            raise ValueError(
+                "evaluation.select best-local-test needs evaluation.every of 1 or more and "
+                "server.fraction 1, or there is no round to choose from"
+            )
         return self
 
     @property

@@ -96,8 +96,10 @@ def _with_full_paths(experiment: Experiment) -> Experiment:
     if not backbone.name.endswith(".json"):
         del weights["name"]
     changes: dict[str, Any] = {"backbone": backbone.model_copy(update=weights)}
-    if data.root is not None:
-        changes["data"] = data.model_copy(update={"root": full(data.root)})
+    paths = {key: getattr(data, key) for key in ("root", "manifest")}
+    changes["data"] = data.model_copy(
+        update={key: full(path) for key, path in paths.items() if path is not None}
+    )
     return experiment.model_copy(update=changes)
 
 

@@ -5,6 +5,7 @@ Read `Node.train` for one client's round from top to bottom.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -18,7 +19,7 @@ import torch
 from blend_core import __version__
 from blend_core.backbone import Backbone, Classes
 from blend_core.config import BackboneConfig, Experiment, Precision, parse_experiment
-from blend_core.data import ClientData, load_client_data
+from blend_core.data import ClientData, load_client_data, prompt_template, site_stamp
 from blend_core.errors import BlendError, ConfigError, RunError, SiteError, described
 from blend_core.evaluation import Counts, evaluate
 from blend_core.messages import Reply, Request, Tensors, failure
@@ -104,7 +105,11 @@ class Node:
     def join(self, request: Request) -> Reply:
         """Load everything, say how many images there are and how zero-shot CLIP does on them."""
         loaded = self._load(request)
-        return self._reply(request, loaded, self._evaluate(loaded, loaded.zero_shot))
+        statistics = self._evaluate(loaded, loaded.zero_shot)
+        statistics["backbone_sha256"] = loaded.state_header["backbone"]
+        if origin := loaded.data.origin:
+            statistics["data"] = dataclasses.asdict(origin)
+        return self._reply(request, loaded, statistics)
 
     def _enter_round(self, request: Request, loaded: _Loaded) -> None:
         """Put the received shared part and this client's newest private part into the model."""
@@ -177,6 +182,8 @@ class Node:
         if self._loaded is None or self._loaded[0] != key:
             experiment = parse_experiment(request.experiment)
             self._loaded = (key, _Loaded(experiment, self.site))
+        else:
+            self._loaded[1].refresh()
         # The number of threads changes the order of sums, so nobody's environment decides it.
         torch.set_num_threads(self._loaded[1].experiment.train.threads)
         return self._loaded[1]
@@ -187,24 +194,16 @@ class _Loaded:
 
     def __init__(self, experiment: Experiment, site: Site) -> None:
         self.experiment = experiment
+        self._site = site
         torch.set_num_threads(experiment.train.threads)
         self.backbone = _backbone(
             experiment.backbone.model_dump_json(), _device(experiment), experiment.train.precision
         )
-        self.data: ClientData = load_client_data(
-            experiment,
-            site.name,
-            site.partition,
-            site.data_dir,
-            site.label_space,
-            self.backbone.preprocess,
-        )
-        self.train_images = len(self.data.train.images)
         self.method = build_method(experiment.method, self.backbone, experiment.seed)
         zero_shot = config_class("zero-shot")(name="zero-shot")
         self.zero_shot = build_method(zero_shot, self.backbone, experiment.seed)
-        self.base, self.new = self.classes(self.method)
-        self.method.observe(self.data, self.base)
+        self._stamp: str | None = None
+        self.refresh()
         self.initial_private = snapshot(self.method.private())
         settings = experiment.method.model_dump_json().encode()
         # What a private state belongs to; see `Node._state`.
@@ -214,13 +213,44 @@ class _Loaded:
             "backbone": _backbone_sha256(self.backbone),
         }
 
+    def refresh(self) -> None:
+        """Read the images and class names, again if the site's folder has changed since.
+
+        Raises:
+            SiteError: the folder is unusable.
+        """
+        experiment, site = self.experiment, self._site
+        own = experiment.data.kind == "folders" and site.data_dir is not None
+        stamp = site_stamp(site.data_dir) if own and site.data_dir is not None else ""
+        if stamp == self._stamp:
+            return
+        memory = experiment.data.image_memory if site.image_memory is None else site.image_memory
+        self.data: ClientData = load_client_data(
+            experiment,
+            site.name,
+            site.partition,
+            site.data_dir,
+            site.folder_options(experiment),
+            self.backbone.preprocess,
+            memory,
+        )
+        self.base, self.new = self.classes(self.method)
+        self.method.observe(self.data, self.base)
+        self._stamp = stamp
+
+    @property
+    def train_images(self) -> int:
+        """Number of training images."""
+        return len(self.data.train)
+
     def classes(self, method: Method) -> tuple[Classes, Classes | None]:
         """The method's constants of the base and the new classes.
 
         Raises:
             SiteError: a class name is too long.
         """
-        template, new = self.experiment.data.template, self.data.new_names
+        template = self._site.prompt_template or prompt_template(self.experiment)
+        new = self.data.new_names
         try:
             base = method.tokenize(self.data.base_names, template)
             return base, method.tokenize(new, template) if new else None

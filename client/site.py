@@ -18,6 +18,7 @@ from blend_core.names import checked_name, client_name
 
 if TYPE_CHECKING:
     from blend_core.config import Experiment
+    from blend_core.data.folders import FolderOptions
 
 Scalar = str | int | float | bool
 
@@ -28,11 +29,17 @@ KEYS = (
     "partition-id",
     "num-partitions",
     "label-space",
+    "prompt-template",
+    "holdout",
+    "skip-bad",
+    "strict",
+    "image-memory",
     "worker-idle",
     "verbose-errors",
 )
 LABEL_SPACES = ("node", "federation")
 MAX_IDLE = 604_800.0
+MAX_MEMORY = 100_000.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,13 @@ class Site:
         data_dir: absolute folder of the site's images; None for the built-in benchmark.
         partition: number of the site's part of a partitioned data set, from 0.
         label_space: "node" or "federation"; None: as the experiment says.
+        prompt_template: the prompt, with exactly one {}; None: as the experiment says.
+        holdout: share of the training images of each class that becomes the test part of a site
+            that has none, from 0, below 1; None: as the experiment says.
+        skip_bad: leave unreadable images out instead of refusing to join; None: as the experiment
+            says.
+        strict: refuse to join with images that are both in train and in test.
+        image_memory: GiB of decoded images that are kept in memory; None: as the experiment says.
         worker_idle: seconds without a message after which the worker ends, up to a week.
         verbose_errors: tell the server class names and paths in error messages. Right only where
             server and sites are one machine and one person's.
@@ -57,6 +71,11 @@ class Site:
     label_space: str | None = None
     worker_idle: float = 600.0
     verbose_errors: bool = False
+    prompt_template: str | None = None
+    holdout: float | None = None
+    skip_bad: bool | None = None
+    strict: bool = False
+    image_memory: float | None = None
 
     def for_outside(self, error: Exception) -> BlendError:
         """What a server may know of this site's trouble; the rest is for the site's own log.
@@ -68,7 +87,7 @@ class Site:
             return error
         if self.verbose_errors or self.data_dir is None:
             return error if isinstance(error, BlendError) else RunError(described(error))
-        code = re.match(r"E\d\d\b", str(error))
+        code = re.match(r"[EW]\d\d\b", str(error))
         if isinstance(error, SiteError) and code:
             what = f"its data is unusable ({code.group()})"
         elif isinstance(error, SiteError):
@@ -85,6 +104,24 @@ class Site:
             ConfigError: `federation`, which a server chose, is not a plain name.
         """
         return self.state_dir / checked_name("federation", federation) / self.name
+
+    def folder_options(self, experiment: Experiment) -> FolderOptions:
+        """How this site's folder is read: its own choices, else the experiment's.
+
+        Which images are held out is remembered for all federations: none may train on them.
+        """
+        from blend_core.data.folders import FolderOptions  # Loads torch.
+
+        data = experiment.data
+        return FolderOptions(
+            label_space=self.label_space or data.label_space,
+            federation_classes=tuple(data.classes),
+            template=self.prompt_template or data.template,
+            holdout=data.holdout if self.holdout is None else self.holdout,
+            holdout_file=self.state_dir / "holdout" / f"{self.name}.json",
+            skip_bad=data.skip_bad if self.skip_bad is None else self.skip_bad,
+            strict=self.strict,
+        )
 
     @classmethod
     def from_node_config(
@@ -120,6 +157,11 @@ class Site:
             raise ConfigError(
                 f"node config label-space = {label_space!r}: must be {' or '.join(LABEL_SPACES)}"
             )
+        template = _text(node_config, "prompt-template")
+        if template is not None and template.count("{}") != 1:
+            raise ConfigError(
+                f"node config prompt-template = {template!r}: must contain {{}} exactly once"
+            )
         given = _text(node_config, "client-name")
         if name is None and given is None and partition is not None:
             name = client_name(partition, partitions)
@@ -136,7 +178,12 @@ class Site:
             partition=partition,
             label_space=label_space,
             worker_idle=_seconds(node_config, "worker-idle", cls.worker_idle),
-            verbose_errors=_flag(node_config, "verbose-errors"),
+            verbose_errors=_flag(node_config, "verbose-errors") or False,
+            prompt_template=template,
+            holdout=_holdout(node_config),
+            skip_bad=_flag(node_config, "skip-bad"),
+            strict=_flag(node_config, "strict") or False,
+            image_memory=_memory(node_config),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -198,11 +245,34 @@ def _whole(config: Mapping[str, Scalar], key: str, least: int) -> int | None:
     return value
 
 
-def _flag(config: Mapping[str, Scalar], key: str) -> bool:
-    value = config.get(key, False)
-    if not isinstance(value, bool):
+def _flag(config: Mapping[str, Scalar], key: str) -> bool | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
         raise ConfigError(f"node config {key} = {value!r}: must be true or false")
     return value
+
+
+def _holdout(config: Mapping[str, Scalar]) -> float | None:
+    value = config.get("holdout")
+    if value is None:
+        return None
+    # NaN fails the comparison; true would pass for 1.
+    if isinstance(value, (str, bool)) or not 0 <= value < 1:
+        raise ConfigError(
+            f"node config holdout = {value!r}: must be a share from 0, below 1, e.g. holdout=0.2"
+        )
+    return float(value)
+
+
+def _memory(config: Mapping[str, Scalar]) -> float | None:
+    value = config.get("image-memory")
+    if value is None:
+        return None
+    if isinstance(value, (str, bool)) or not 0 <= value <= MAX_MEMORY:
+        raise ConfigError(
+            f"node config image-memory = {value!r}: must be GiB, from 0 to {MAX_MEMORY:.0f}"
+        )
+    return float(value)
 
 
 def _seconds(config: Mapping[str, Scalar], key: str, default: float) -> float:

@@ -20,6 +20,7 @@ from blend_core import __version__
 from blend_core.errors import BlendError, ConfigError, RunError
 from deploy.bench import bench
 from deploy.compare import compare
+from deploy.data import data
 from deploy.options import Debug, Engine, Overrides
 from deploy.reproduce import reproduce
 from deploy.signals import Interrupted, interruptible, uninterrupted
@@ -104,6 +105,8 @@ def run(
     """
     # A signal in the middle of an import may be swallowed by it.
     with uninterrupted():
+        from blend_core.data import dealt_data
+        from blend_core.data.manifest import write_manifest
         from blend_core.settings import load_experiment
         from deploy.check import check
         from deploy.folder import compact_yaml, prepare_folder
@@ -117,6 +120,8 @@ def run(
         experiment = load_experiment(config, settings or [])
         check(experiment)
         folder = prepare_folder(out, experiment)
+        if experiment.data.kind != "folders":
+            write_manifest(folder / "manifest.json", dealt_data(experiment)[1])
     console = Console(highlight=False)
     console.print(compact_yaml(experiment), markup=False, soft_wrap=True)
     console.print(f"engine {engine}, out {folder}", markup=False, soft_wrap=True)
@@ -141,6 +146,7 @@ def run(
 for command in (sweep, compare, reproduce):
     app.command()(command)
 app.add_typer(bench)
+app.add_typer(data)
 
 
 def show(folder: Path, console: Console) -> None:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 # What the runs' settings lie over.
 PAPER_PRESET, SHAPES_PRESET = "blend-paper", "quickstart"
 SEEDS = "0,1,2"
-NOT_READABLE = (
-    "the papers' datasets cannot be read by this version; --on shapes runs the same rows on the "
-    "built-in benchmark"
+NO_DATA = (
+    "needs the papers' datasets: --set data.root=DIR, the folder that holds them (docs/data.md); "
+    "--on shapes runs the same rows on the built-in benchmark"
 )
 
 
@@ -87,6 +87,7 @@ def reproduce(
     if dry_run:
         _print_plan(planned, sweep, console)
         return
+    _require_root(planned)
     folder = out or Path("runs") / f"reproduce-{table}{f'-on-{on}' if on else ''}"
     try:
         results = run_sweep(sweep, folder, jobs, console)
@@ -166,6 +167,7 @@ def _print_plan(plan: Plan, sweep: Sweep, console: Console) -> None:
     counts = " x ".join(_count(number, noun) for noun, number in sizes.items())
     _print_lines([f"{counts}, equal runs once: {_count(len(sweep.cells), 'run')}"], console)
     try:
+        _require_root(plan)
         resolve(sweep)
     except ConfigError as error:
         _print_lines([f"cannot run: {_refusal(error)}"], console)
@@ -206,11 +208,15 @@ def _outcomes(
     return outcomes
 
 
+def _require_root(plan: Plan) -> None:
+    """Refuse to look for the papers' datasets where nobody said where they are."""
+    if not plan.on_shapes and "data.root" not in plan.given:
+        raise ConfigError(f"{plan.table.name}: {NO_DATA}")
+
+
 def _refusal(error: ConfigError) -> str:
-    """The first mistake of a sweep, which has a line for each; and what is possible instead."""
-    line = str(error).splitlines()[0]
-    # The schema does not know the data.kind of a dataset that cannot be read.
-    return f"{line}; {NOT_READABLE}" if "data.kind = " in line else line
+    """The first mistake of a sweep, which has a line for each."""
+    return str(error).splitlines()[0]
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from blend_core.metrics import DASH, METRIC_NAMES, client_metrics
@@ -28,12 +29,12 @@ def print_results(results: Results, path: Path, console: Console) -> None:
     method = str(results["method"])
     console.print(f"\n{method}, {len(results['clients'])} clients, seed {results['seed']}")
     if results.get("note"):
-        console.print(results["note"], highlight=False)
+        console.print(results["note"], markup=False, highlight=False)
     summaries = {"zero-shot": results["zero_shot"]}
     if method != "zero-shot":
-        summaries[method] = results["final"]
+        summaries[method] = {**results["final"], "best_on_test": results.get("best_on_test")}
     console.print(metrics_table(summaries))
-    for line in _left_out(results):
+    for line in (*_left_out(results), *_remarks(results)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(costs_table(results))
     seconds = results["seconds"]
@@ -47,7 +48,9 @@ def metrics_table(summaries: Mapping[str, Results]) -> Table:
     """One row per client and a mean, for every summary; percent, a dash where there is none.
 
     The mean of a metric is that of the clients that have it; the harmonic means in its row are
-    taken of the means, as in the papers.
+    taken of the means, as in the papers. Below it stand other ways to sum up, where there are
+    any: every image counting alike, the mean and deviation of each domain's clients, zero-shot as
+    it is published, the last five evaluations, and the round that is best on the test images.
 
     Args:
         summaries: name -> a summary of results.json, with "counts" by client and the means.
@@ -62,7 +65,26 @@ def metrics_table(summaries: Mapping[str, Results]) -> Table:
         for client, counts in sorted(summary["counts"].items()):
             table.add_row(f"  {client}", *_cells(client_metrics(counts)))
         table.add_row("  [bold]mean", *(f"[bold]{cell}" for cell in _cells(summary)))
+        for label, metrics, style in _other_rows(summary):
+            table.add_row(f"  {escape(label)}", *_cells(metrics, style))
     return table
+
+
+def _other_rows(summary: Results) -> Iterator[tuple[str, Mapping[str, float | None], str]]:
+    """What stands below the mean: label, metrics, format of a number."""
+    yield "image-weighted", summary["weighted"], ".1f"
+    for domain, found in sorted(summary.get("domains", {}).items()):
+        yield domain, found, ".1f"
+        yield "  std", found["std"], ".1f"
+    if (published := summary.get("as_published")) is not None:
+        yield "as published", published, ".1f"
+    last = summary.get("mean_last_five")
+    if last is not None and last["reason"] is None:
+        yield "mean of last 5", last, ".1f"
+    best = summary.get("best_on_test")
+    if best is not None and best["model_after_round"] is not None:
+        yield "best on test", best, ".1f"
+        yield "  above last", best["optimism"], "+.1f"
 
 
 def costs_table(results: Results) -> Table:
@@ -80,8 +102,25 @@ def costs_table(results: Results) -> Table:
     return table
 
 
-def _cells(metrics: Mapping[str, float | None]) -> list[str]:
-    return [DASH if (value := metrics.get(key)) is None else f"{value:.1f}" for key in METRIC_NAMES]
+def _cells(metrics: Mapping[str, float | None], style: str = ".1f") -> list[str]:
+    values = (metrics.get(key) for key in METRIC_NAMES)
+    return [DASH if value is None else format(value, style) for value in values]
+
+
+def _remarks(results: Results) -> list[str]:
+    """How to read the rows that are no means over clients."""
+    lines = []
+    if "as_published" in results["zero_shot"]:
+        lines.append("as published: over all test images, as papers print zero-shot's Per.")
+    best = results.get("best_on_test")
+    if best is not None and best["model_after_round"] is None:
+        lines.append("best on test: no evaluation covered all clients")
+    elif best is not None:
+        lines.append(
+            f"best on test: round {best['model_after_round']} of {best['chosen_from']} evaluated, "
+            "chosen on test images: no result"
+        )
+    return lines
 
 
 def _left_out(results: Results) -> list[str]:

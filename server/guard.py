@@ -9,6 +9,7 @@ import numpy as np
 
 from blend_core import __version__
 from blend_core.config import ServerConfig
+from blend_core.errors import one_line
 from blend_core.messages import Reply, Request, Tensors, flatten
 
 
@@ -48,6 +49,31 @@ def refusal(
         )
     sent = request.shared if request.kind == "train" else {}
     return _tensors_refusal(reply.shared, sent, limits) or _statistics_refusal(reply, request)
+
+
+def disagreement(reply: Reply, first: Reply) -> str | None:
+    """Why a client cannot share a federation with the first that joined; None if it can.
+
+    All clients of a benchmark hold parts of one partition, and adapters fit one backbone only.
+
+    Args:
+        reply: of a client that joins, already checked by `refusal`.
+        first: of the first client that joined.
+    """
+    facts = (
+        (
+            "partition",
+            [r.statistics.get("data", {}).get("manifest_sha256") for r in (reply, first)],
+        ),
+        ("backbone", [r.statistics.get("backbone_sha256") for r in (reply, first)]),
+    )
+    for what, (own, other) in facts:
+        if own != other:
+            return (
+                f"its {what} (SHA-256 {str(own)[:12]}) is not that of {first.client} "
+                f"({str(other)[:12]}); give both the same files and settings"
+            )
+    return None
 
 
 def _tensors_refusal(shared: Tensors, sent: Tensors, limits: ServerConfig) -> str | None:
@@ -93,12 +119,29 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
         return f"its training statistics are {str(training)[:80]}"
     if not _is_short_text(statistics.get("private_sha256", "")):
         return "its private_sha256 is not a short text"
+    if not _is_short_text(statistics.get("backbone_sha256", "")):
+        return "its backbone_sha256 is not a short text"
+    if "data" in statistics and not _is_description(statistics["data"]):
+        return f"its description of its data is {one_line(str(statistics['data'])[:80])}"
     worker = statistics.get("worker", {"pid": 0, "backbone_loads": 0})
     if not isinstance(worker, dict) or not all(
         type(worker.get(key)) is int for key in ("pid", "backbone_loads")
     ):
         return f"its worker is {str(worker)[:80]}"
     return None
+
+
+def _is_description(value: object) -> bool:
+    """Whether it says which partition a client's part is of, and of which domain."""
+    if not isinstance(value, dict):
+        return False
+    domain = value.get("domain")
+    return _is_line(value.get("manifest_sha256")) and (domain is None or _is_line(domain))
+
+
+def _is_line(value: object) -> bool:
+    """Whether it is a text that can stand in a table."""
+    return _is_short_text(value) and value != "" and one_line(str(value)) == value
 
 
 def _is_count(value: object) -> bool:

@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from blend_core import __version__
-from blend_core.config import Experiment
+from blend_core.config import DATASET_KINDS, DataConfig, Experiment
 from blend_core.messages import Reply, Request, Tensors, header_of, tensor_bytes
-from blend_core.metrics import federation_metrics
+from blend_core.metrics import (
+    best_on_test,
+    federation_metrics,
+    mean_of_last,
+    zero_shot_as_published,
+)
 from blend_core.report.runs import RESULTS
 from blend_core.state import tensors_sha256, write_json_atomic
 
@@ -47,6 +52,9 @@ class Record:
         self.zero_shot: dict[str, Any] = {}
         self.final: dict[str, Any] = {}
         self.rounds: list[dict[str, Any]] = []
+        # What all clients did after so many rounds; of evaluations that covered every client.
+        self.evaluations: dict[int, dict[str, Any]] = {}
+        self.members: dict[str, Reply] = {}
         self.private_sha256: dict[str, str | None] = {}
         self.workers: dict[str, dict[int, int]] = {}
         self.not_evaluated: dict[str, str] = {}
@@ -55,7 +63,10 @@ class Record:
     def formed(self, members: Mapping[str, Reply]) -> None:
         """All clients have joined; their replies hold the zero-shot counts."""
         now = time.time()
-        self.zero_shot = _summary({c: r.statistics["counts"] for c, r in members.items()})
+        self.members = dict(members)
+        counts = {client: reply.statistics["counts"] for client, reply in members.items()}
+        published = zero_shot_as_published(counts)
+        self.zero_shot = {**_summary(counts), "as_published": published}
         evaluating = _covered(_spans(members.values(), "evaluate_span"), (self.started, now))
         self.seconds["evaluation"] += evaluating
         self.seconds["start_up"] = now - self.started - evaluating
@@ -104,7 +115,14 @@ class Record:
             rows.append(row)
         self.rounds.append({"round": round, "seconds": window[1] - start, "clients": rows})
         counts = {c: r.statistics["counts"] for c, r in replies.items() if "counts" in r.statistics}
-        return federation_metrics(counts)
+        metrics = federation_metrics(counts)
+        self._keep(round - 1, counts, metrics)
+        return metrics
+
+    def _keep(self, rounds: int, counts: Mapping[str, Any], metrics: dict[str, Any]) -> None:
+        """Keep an evaluation of all clients, except of what no round has trained yet."""
+        if rounds > 0 and set(counts) == set(self.members):
+            self.evaluations[rounds] = metrics
 
     def _accepted(self, client: str, reply: Reply) -> dict[str, Any]:
         self._worker(client, reply)
@@ -121,7 +139,15 @@ class Record:
         self, start: float, replies: Mapping[str, Reply], problems: Mapping[str, Problem]
     ) -> None:
         """The last evaluation is in."""
-        self.final = _summary({c: r.statistics["counts"] for c, r in replies.items()})
+        counts = {client: reply.statistics["counts"] for client, reply in replies.items()}
+        summary = _summary(counts)
+        self._keep(len(self.rounds), counts, summary)
+        self.final = {
+            **summary,
+            "model_after_round": len(self.rounds),
+            "mean_last_five": mean_of_last(self.evaluations),
+            "domains": _by_domain(counts, self.members),
+        }
         self.not_evaluated = {client: problem.reason for client, problem in problems.items()}
         spans = _spans(replies.values(), "evaluate_span")
         self.seconds["evaluation"] += _covered(spans, (start, time.time()))
@@ -135,27 +161,43 @@ class Record:
             self.workers.setdefault(client, {})[worker["pid"]] = worker["backbone_loads"]
 
 
-def write_results(out: Path, record: Record, shared: Tensors, members: Mapping[str, Reply]) -> Path:
+def write_results(out: Path, record: Record, shared: Tensors) -> Path:
     """Write `out/results.json` durably and return its path."""
+    experiment, members = record.experiment, record.members
     total = time.time() - record.started
     seconds = {"total": total, **record.seconds}
     seconds["waiting"] = total - sum(record.seconds.values())
     last = record.rounds[-1]["clients"] if record.rounds else []
     without = [c for c, r in record.final["counts"].items() if r["base"][1] == 0]
+    chosen = None
+    if experiment.evaluation.select == "best-local-test":
+        chosen = best_on_test(record.evaluations, record.final)
     results = {
-        "method": record.experiment.method.name,
+        "method": experiment.method.name,
+        "dataset": experiment.data.kind,
         "engine": record.engine,
-        "seed": record.experiment.seed,
+        "seed": experiment.seed,
+        "seeds": {
+            "run": experiment.seed,
+            "fewshot": experiment.fewshot_seed,
+            "partition": experiment.partition_seed,
+        },
         "version": __version__,
-        "note": SHAPES_NOTE if record.experiment.data.kind == "shapes" else None,
-        "config": record.experiment.to_json(),
+        **_comparability(experiment.data),
+        "config": experiment.to_json(),
+        "manifest_sha256": _common(
+            _data(reply).get("manifest_sha256") for reply in members.values()
+        ),
+        "backbone_sha256": _common(r.statistics.get("backbone_sha256") for r in members.values()),
         "zero_shot": record.zero_shot,
         "final": record.final,
+        "best_on_test": chosen,
         "parameters": record.parameters,
         "shared_sha256": tensors_sha256(shared),
         "clients": [
             {
                 "name": client,
+                "domain": _data(members[client]).get("domain"),
                 "train_images": members[client].train_images,
                 "private_sha256": record.private_sha256.get(client),
                 "backbone_loads": sum(record.workers.get(client, {}).values()),
@@ -179,6 +221,37 @@ def write_results(out: Path, record: Record, shared: Tensors, members: Mapping[s
 
 def _summary(counts: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]:
     return {**federation_metrics(counts), "counts": {c: counts[c] for c in sorted(counts)}}
+
+
+def _data(reply: Reply) -> Mapping[str, Any]:
+    """What a site says of its part of a data set; the guard has checked it."""
+    data: Mapping[str, Any] = reply.statistics.get("data", {})
+    return data
+
+
+def _common(values: Iterable[str | None]) -> str | None:
+    """What all clients have; formation refuses those that differ."""
+    return next(iter(values), None)
+
+
+def _comparability(data: DataConfig) -> dict[str, Any]:
+    """Whether the data is one of the papers', whole; and what a reader must know of it."""
+    note = SHAPES_NOTE if data.kind == "shapes" else None
+    if data.kind in DATASET_KINDS and data.max_test_per_class is not None:
+        images = f"at most {data.max_test_per_class} test images per class"
+        note = f"{images}: a quick trial, not comparable with the papers' numbers"
+    return {"comparable": data.kind in DATASET_KINDS and note is None, "note": note}
+
+
+def _by_domain(
+    counts: Mapping[str, Mapping[str, list[int]]], members: Mapping[str, Reply]
+) -> dict[str, Any]:
+    """Metrics over the clients of each domain (PROTOCOL 3d); empty where there are no domains."""
+    found: dict[str, dict[str, Mapping[str, list[int]]]] = {}
+    for client, groups in counts.items():
+        if (domain := _data(members[client]).get("domain")) is not None:
+            found.setdefault(domain, {})[client] = groups
+    return {domain: federation_metrics(clients) for domain, clients in found.items()}
 
 
 def _spans(replies: Iterable[Reply], key: str) -> list[Span]:

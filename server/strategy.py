@@ -15,7 +15,7 @@ from typing import Protocol
 
 from blend_core.backbone import Backbone
 from blend_core.config import Experiment, clients_per_round
-from blend_core.data import class_names, client_names
+from blend_core.data import class_names, client_names, prompt_template
 from blend_core.errors import (
     BlendError,
     FormationError,
@@ -32,11 +32,15 @@ from blend_core.names import is_plain_name
 from blend_core.randomness import numpy_generator
 from blend_core.state import Generations
 from server.aggregation import weighted_mean
-from server.guard import refusal
+from server.guard import disagreement, refusal
 from server.journal import Journal
 from server.results import Problem, Record, write_results
 
 CHECKPOINTS = "checkpoints"
+CHOSEN_ON_TEST = (
+    "evaluation.select best-local-test chooses a round by its test images; it is shown beside the "
+    "last round, which stays the result"
+)
 
 
 class Transport(Protocol):
@@ -104,14 +108,16 @@ class Coordinator:
             )
             self.record.parameters = self.method.parameter_counts()
             if names := class_names(experiment):  # Too long ones must not wait for the sites.
-                self.method.tokenize(names, experiment.data.template)
+                self.method.tokenize(names, prompt_template(experiment))
             shared = snapshot(self.method.shared())
+            if experiment.evaluation.select == "best-local-test":
+                self.journal.write("warning", message=CHOSEN_ON_TEST)
             self.form()
             if self.method.trains:
                 for round in range(1, experiment.rounds + 1):
                     shared = self.round(round, shared)
             self.final_evaluation(shared)
-            path = write_results(self.out, self.record, shared, self.members)
+            path = write_results(self.out, self.record, shared)
             self.journal.write("finished", results=str(path))
         except BaseException as error:
             code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
@@ -136,6 +142,8 @@ class Coordinator:
             if reply.error is not None:
                 raise error_from_code(one_line(reply.error), reply.exit_code)
             reason = self._refusal(reply, request, reply.client)
+            if reason is None:
+                reason = disagreement(reply, next(iter(self.members.values()), reply))
             if not is_plain_name(reply.client) or (known is not None and reply.client not in known):
                 reason = "no client of this experiment has that name"
             if reason is not None:

@@ -1,7 +1,15 @@
-"""Images and labels of clients: the built-in benchmark, site folders, few-shot, partitions."""
+"""Images and labels of clients: the papers' data sets, shapes, site folders, partitions."""
 
 from blend_core.data.client_data import ClientData, Labelled
-from blend_core.data.sources import class_names, client_names, load_client_data
+from blend_core.data.site_images import site_stamp
+from blend_core.data.sources import (
+    class_names,
+    client_names,
+    dealt_data,
+    load_client_data,
+    prompt_template,
+    require_data,
+)
 from blend_core.data.transforms import Preprocess
 
 __all__ = [
@@ -10,5 +18,9 @@ __all__ = [
     "Preprocess",
     "class_names",
     "client_names",
+    "dealt_data",
     "load_client_data",
+    "prompt_template",
+    "require_data",
+    "site_stamp",
 ]

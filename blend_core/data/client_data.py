@@ -21,12 +21,10 @@ class Origin:
     Attributes:
         manifest_sha256: of the partition; equal at all clients that share the same data.
         domain: of domain sets; else None.
-        max_test_per_class: a limit on test images; None: all are used.
     """
 
     manifest_sha256: str
     domain: str | None = None
-    max_test_per_class: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -12,11 +13,23 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
-from blend_core.data.records import Dataset
+from blend_core.data.images import decode_image
+from blend_core.data.records import Dataset, Record
 from blend_core.errors import ConfigError, SiteError
 
-__all__ = ["Description", "describe", "file_sha256", "read_dataset", "require_file"]
+__all__ = [
+    "Description",
+    "describe",
+    "file_sha256",
+    "folder_names",
+    "labelled_lines",
+    "read_dataset",
+    "read_image",
+    "read_lines",
+    "require_file",
+]
 
 
 class Description(BaseModel):
@@ -98,6 +111,49 @@ def require_file(path: Path, kind: str) -> Path:
     return path
 
 
+def read_lines(path: Path, kind: str) -> list[str]:
+    """Lines of a text file of a data set, without the last empty one.
+
+    Raises:
+        SiteError: it is missing or no UTF-8 text.
+    """
+    try:
+        text = require_file(path, kind).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise SiteError(f"{kind}: {path} is no readable text; restore the file") from None
+    return [line.rstrip("\r") for line in text.rstrip("\n").split("\n")] if text.strip() else []
+
+
+def labelled_lines(path: Path, kind: str) -> Iterator[tuple[str, str, int]]:
+    """Where it is, path and label of every line `path label` of a list.
+
+    Raises:
+        SiteError: the list is missing, or a line has another form.
+    """
+    for number, line in enumerate(read_lines(path, kind), start=1):
+        where = f"{path} line {number}"
+        file, _, label = line.rpartition(" ")
+        if not file or not label.isdecimal():
+            raise SiteError(f"{where}: expected a path, a blank and a label; restore the file")
+        yield where, file, int(label)
+
+
+def folder_names(folder: Path, folders: bool = False) -> list[str]:
+    """Visible files of a folder, or its sub-folders, sorted by code point.
+
+    Raises:
+        SiteError: it is missing or cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = [
+                e.name for e in entries if not e.name.startswith(".") and e.is_dir() == folders
+            ]
+    except OSError as error:
+        raise SiteError(f"{folder}: {error.strerror}; docs/data.md shows the tree") from None
+    return sorted(found)
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
@@ -120,3 +176,16 @@ def _require_counts(dataset: Dataset, description: Description, root: Path) -> N
             f"{dataset.kind}: {listed}; {source} below {root} differ from the published ones; "
             "restore them"
         )
+
+
+def read_image(root: Path, record: Record) -> Tensor:
+    """Decode one image as the papers' code does, without EXIF rotation: uint8, shape [3, H, W].
+
+    Raises:
+        SiteError: it is missing or cannot be read.
+    """
+    if "#" in record.path:
+        from blend_core.data.readers import cifar
+
+        return cifar.image(root, record)
+    return decode_image(root / record.path, upright=False)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from blend_core.data.findings import Finding, error, warning
 from blend_core.data.images import is_image_name
-from blend_core.data.vocabulary import check_names, composed, quoted
-from blend_core.errors import SiteError
+from blend_core.data.vocabulary import composed, quoted
 
-__all__ = ["class_files", "is_hidden", "require_inside"]
+__all__ = ["SiteImage", "class_images", "is_hidden", "is_inside"]
 
-_log = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class SiteImage:
+    """One image of a site.
+
+    Attributes:
+        path: relative to the data directory, with "/".
+        class_name: its class folder or its label in the manifest, composed (NFC).
+        domain: as the manifest says; else None.
+    """
+
+    path: str
+    class_name: str
+    domain: str | None = None
 
 
 def is_hidden(name: str) -> bool:
@@ -21,83 +34,92 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def require_inside(path: Path, root: Path) -> None:
-    """Refuse a path that a symbolic link leads out of the data directory.
-
-    Raises:
-        SiteError: E05.
-    """
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
-        raise SiteError(
-            f"E05 {path}: a link that leaves the data directory {root}; copy the images into it"
-        )
-
-
-def class_files(folder: Path, root: Path) -> dict[str, list[Path]]:
-    """List the images of every class: direct sub-folders are classes, however deep images lie.
+def is_inside(path: str | Path, real_root: str, findings: list[Finding]) -> bool:
+    """Whether no symbolic link leads a path out of the data directory; if one does, E05.
 
     Args:
-        folder: holds one folder per class, e.g. <root>/train.
-        root: the data directory.
+        path: below the data directory.
+        real_root: the data directory without links, from `os.path.realpath`.
+        findings: receives E05.
+    """
+    real = os.path.realpath(path)
+    if real == real_root or real.startswith(os.path.join(real_root, "")):
+        return True
+    findings.append(
+        error("E05", f"{path}: a link that leaves the data directory; copy the images into it")
+    )
+    return False
+
+
+def class_images(data_dir: Path, part: str, findings: list[Finding]) -> list[SiteImage]:
+    """List the images of a part: its direct sub-folders are classes, however deep images lie.
+
+    Args:
+        data_dir: the site's folder.
+        part: "train", "test" or "novel", an existing folder in it.
+        findings: receives E01 (unreadable), E03 (images outside class folders), E05 (links out of
+            the data directory), E09 (folders of one name), W01 (class folders without images).
 
     Returns:
-        Files by class name (the folder's, in composed form), classes and files sorted by code
-        point. A class folder without images is left out, with a warning.
-
-    Raises:
-        SiteError: E01 unreadable, E03 images directly in `folder`, E05 a link that leads out of
-            `root`, E09 or E12 class folders whose names read the same or are empty.
+        Images by class and path, both sorted by code point after composition.
     """
-    require_inside(folder, root)
-    entries = [e for e in _entries(folder) if not is_hidden(e.name)]
+    folder, real_root = data_dir / part, os.path.realpath(data_dir)
+    if not is_inside(folder, real_root, findings):
+        return []
+    entries = _entries(folder, findings)
     loose = sum(is_image_name(e.name) and not os.path.isdir(e) for e in entries)
     if loose:
         lie = "1 image lies" if loose == 1 else f"{loose} images lie"
-        raise SiteError(f"E03 {folder}: {lie} directly in it; put each in a class folder")
-    classes: list[tuple[str, list[Path]]] = []
+        findings.append(error("E03", f"{folder}: {lie} directly in it; put each in a class folder"))
+    images: dict[str, list[SiteImage]] = {}
     for entry in filter(os.path.isdir, entries):
-        found = list(_walk(Path(entry.path), root, set()))
-        files = [path for path in found if is_image_name(path.name)]
+        name = composed(entry.name)
+        before = len(findings)
+        found = list(_walk(entry.path, real_root, set(), findings))
+        files = [path for path in found if is_image_name(path)]
         if len(files) < len(found):
-            others = {path.suffix for path in found if not is_image_name(path.name)}
-            _log.warning("%s: ignored files that are no images: %s", entry.path, quoted(others))
-        if files:
-            classes.append((composed(entry.name), sorted(files, key=_order)))
-        else:
-            _log.warning("W01 %s: ignored, no images in it", entry.path)
-    check_names([name for name, _ in classes], str(folder))
-    return dict(sorted(classes))
+            others = {os.path.splitext(path)[1] for path in found if not is_image_name(path)}
+            text = f"{entry.path}: ignored files that are no images: {quoted(sorted(others))}"
+            findings.append(warning("", text))
+        if name in images and files:
+            findings.append(
+                error(
+                    "E09",
+                    f"{folder}: two folders are called {quoted([name])}, with differently encoded "
+                    "accents; merge them",
+                )
+            )
+        elif files:
+            images[name] = [
+                SiteImage(os.path.relpath(path, data_dir), name)
+                for path in sorted(files, key=lambda path: composed(path).split("/"))
+            ]
+        elif len(findings) == before:
+            findings.append(warning("W01", f"{entry.path}: ignored, no images in it"))
+    return [image for name in sorted(images) for image in images[name]]
 
 
-def _order(path: Path) -> list[str]:
-    return [composed(part) for part in path.parts]
-
-
-def _walk(folder: Path, root: Path, visited: set[str]) -> Iterator[Path]:
-    """All visible files below a folder; links may stay within `root`, even in circles."""
-    require_inside(folder, root)
+def _walk(folder: str, real_root: str, visited: set[str], findings: list[Finding]) -> Iterator[str]:
+    """All visible files below a folder; links may stay within the root, even in circles."""
     real = os.path.realpath(folder)
-    if real in visited:
+    if real in visited or not is_inside(folder, real_root, findings):
         return
     visited.add(real)
-    for entry in _entries(folder):
-        path = Path(entry.path)
-        if is_hidden(entry.name):
-            continue
+    for entry in _entries(folder, findings):
         if os.path.isdir(entry):  # Unlike the entry's own is_dir(), False for a link to itself.
-            yield from _walk(path, root, visited)
-        else:
-            if entry.is_symlink():
-                require_inside(path, root)
-            yield path
+            yield from _walk(entry.path, real_root, visited, findings)
+        elif not entry.is_symlink() or is_inside(entry.path, real_root, findings):
+            yield entry.path
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Entries of a folder, sorted, so that nothing depends on the order of the file system."""
+def _entries(folder: str | Path, findings: list[Finding]) -> list[os.DirEntry[str]]:
+    """Visible entries of a folder, sorted: nothing depends on the order of the file system."""
     try:
         with os.scandir(folder) as found:
-            return sorted(found, key=lambda e: composed(e.name))
-    except OSError as error:
-        raise SiteError(
-            f"E01 {folder}: cannot be read: {error.strerror}; check its permissions"
-        ) from None
+            return sorted(
+                (e for e in found if not is_hidden(e.name)), key=lambda e: composed(e.name)
+            )
+    except OSError as failure:
+        text = f"{folder}: cannot be read: {failure.strerror}; check its permissions"
+        findings.append(error("E01", text))
+        return []

@@ -103,7 +103,7 @@ def split_sha256(dataset: Dataset) -> str:
     return hashlib.sha256(json.dumps(sorted(dataset.sources.items())).encode()).hexdigest()
 
 
-def test_items(manifest: Manifest, dataset: Dataset, part: Part) -> tuple[int, ...]:
+def test_items(dataset: Dataset, part: Part) -> tuple[int, ...]:
     """Positions in `Dataset.test` of a client's own test images."""
     if part.test is not None:
         return part.test

@@ -6,13 +6,18 @@ so it is the same whichever and however many others are rendered.
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import torch
 from torch import Tensor
 
 from blend_core.config import Experiment
-from blend_core.data.client_data import ClientData, Labelled
+from blend_core.data.client_data import ClientData, Labelled, Origin
+from blend_core.data.dealing import deal
 from blend_core.data.drawing import render_each
-from blend_core.data.partitions.preferred import dirichlet_preferred
+from blend_core.data.records import Dataset, Record
+from blend_core.data.resolved import resolved
 from blend_core.data.shapes import (
     ALL_COMBINATIONS,
     SHIFTED,
@@ -26,7 +31,7 @@ from blend_core.data.transforms import Preprocess, limit_size, prepare_test
 from blend_core.errors import ConfigError
 from blend_core.randomness import derive_seed, numpy_generator
 
-__all__ = ["client_style", "load_shapes", "shapes_classes", "shapes_partition"]
+__all__ = ["client_style", "load_shapes", "shapes_classes", "shapes_dataset"]
 
 
 def load_shapes(experiment: Experiment, client_index: int, pre: Preprocess) -> ClientData:
@@ -53,8 +58,10 @@ def load_shapes(experiment: Experiment, client_index: int, pre: Preprocess) -> C
     base, new = shapes_classes(experiment)
     style = client_style(experiment, client_index)
 
-    pool = [(label, number) for label in range(len(base)) for number in range(_shots(experiment))]
-    part = [pool[position] for position in shapes_partition(experiment)[client_index]]
+    dataset = shapes_dataset(experiment)
+    manifest = deal(dataset, experiment)
+    records = [dataset.train[position] for position in manifest.clients[client_index].train]
+    part = [(record.label, int(record.path.rpartition("/")[2])) for record in records]
     train = _render(
         [base[label] for label, _ in part],
         style,
@@ -77,6 +84,7 @@ def load_shapes(experiment: Experiment, client_index: int, pre: Preprocess) -> C
         train=Labelled.of([limit_size(image, pre) for image in train], [k for k, _ in part]),
         test_base=test_set(base),
         test_new=test_set(new),
+        origin=Origin(manifest.sha256()),
     )
 
 
@@ -97,28 +105,31 @@ def shapes_classes(
     return classes.development, tuple(seen[index] for index in chosen)
 
 
-def shapes_partition(experiment: Experiment) -> list[list[int]]:
-    """Per client, positions in the pool of base images (class by class, `data.shots` each).
+def shapes_dataset(experiment: Experiment) -> Dataset:
+    """The benchmark's images by name, as if they lay in files: `data.shots` of each base class to
+    train on, `data.test_per_class` of each class to test on.
 
-    Raises:
-        ConfigError: there are too few images for so many clients.
+    Every client renders the test images in its own style, hence others with the same names.
     """
+    base, new = shapes_classes(experiment)
+    names = tuple(combination.name for combination in (*base, *new))
     data = experiment.data
-    base, _ = shapes_classes(experiment)
-    labels = [label for label in range(len(base)) for _ in range(_shots(experiment))]
-    alpha = 0.01 if data.alpha is None else data.alpha
-    return dirichlet_preferred(
-        labels,
-        experiment.clients,
-        _shots(experiment),
-        alpha,
-        data.boost,
-        experiment.partition_seed,
+
+    def records(part: str, classes: int, each: int | None) -> tuple[Record, ...]:
+        return tuple(
+            Record(f"shapes/{part}/{names[label]}/{number}", label, names[label])
+            for label in range(classes)
+            for number in range(each or 0)
+        )
+
+    return Dataset(
+        kind="shapes",
+        names=names,
+        train=records("train", len(base), resolved(data).shots),
+        val=(),
+        test=records("test", len(names), data.test_per_class),
+        sources={"shapes": hashlib.sha256(json.dumps(names).encode()).hexdigest()},
     )
-
-
-def _shots(experiment: Experiment) -> int:
-    return 16 if experiment.data.shots is None else experiment.data.shots
 
 
 def client_style(experiment: Experiment, client_index: int) -> Style:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from blend_core.config import Experiment
+from blend_core.config import COOP, DATASET_KINDS, Experiment
+from blend_core.data.benchmark import dealt, load_benchmark, require_images
 from blend_core.data.client_data import ClientData
-from blend_core.data.folders import load_folder
+from blend_core.data.datasets import describe, read_dataset
+from blend_core.data.dealing import deal
+from blend_core.data.folders import FolderOptions, load_folder
 from blend_core.data.listing import is_hidden
-from blend_core.data.shapes_benchmark import load_shapes, shapes_classes
+from blend_core.data.manifest import Manifest
+from blend_core.data.records import Dataset
+from blend_core.data.shapes_benchmark import load_shapes, shapes_classes, shapes_dataset
+from blend_core.data.site_images import is_site
+from blend_core.data.store import GIB, ImageStore
 from blend_core.data.transforms import Preprocess
 from blend_core.errors import ConfigError, SiteError
 from blend_core.names import checked_name, client_name
@@ -21,14 +28,15 @@ def client_names(experiment: Experiment) -> list[str] | None:
     """Names of all clients, as far as the experiment alone decides them.
 
     Returns:
-        shapes: client-00, client-01, ..., in order of their partitions. Folders with `data.root`:
-        its site folders, sorted. Folders without: None, for every site brings its own.
+        shapes and data sets of the papers: client-00, client-01, ..., in order of their
+        partitions. Folders with `data.root`: its site folders, sorted. Folders without: None, for
+        every site brings its own.
 
     Raises:
         ConfigError: `data.root` is missing or holds no site, another number of sites than
             `clients`, or one whose name cannot be a client name.
     """
-    if experiment.data.kind == "shapes":
+    if experiment.data.kind != "folders":
         return [client_name(index, experiment.clients) for index in range(experiment.clients)]
     if experiment.data.root is None:
         return None
@@ -36,11 +44,66 @@ def client_names(experiment: Experiment) -> list[str] | None:
 
 
 def class_names(experiment: Experiment) -> tuple[str, ...]:
-    """Class names that the experiment alone decides; none where every site brings its own."""
-    if experiment.data.kind == "shapes":
+    """Class names that the experiment alone decides; none where every site brings its own.
+
+    Of a data set of the papers, none either where this machine does not have it.
+    """
+    data = experiment.data
+    if data.kind == "shapes":
         base, new = shapes_classes(experiment)
         return tuple(combination.name for combination in (*base, *new))
-    return tuple(experiment.data.classes)
+    if data.kind == "folders":
+        return tuple(data.classes)
+    if data.root is None or not os.path.isdir(data.root):
+        return ()
+    return read_dataset(data.kind, Path(data.root)).names
+
+
+def prompt_template(experiment: Experiment) -> str:
+    """The prompt of the experiment, with one {}; `coop` is the data set's own."""
+    data = experiment.data
+    return describe(data.kind).template if data.template == COOP else data.template
+
+
+def dealt_data(experiment: Experiment) -> tuple[Dataset, Manifest]:
+    """The images of an experiment and who gets them, as far as it decides that.
+
+    Raises:
+        ConfigError: every site brings its own folder, `data.root` is missing, or settings and
+            data do not fit together.
+        SiteError: files of the data set are missing or not the published ones.
+    """
+    if experiment.data.kind == "folders":
+        raise ConfigError("data.kind = folders: every site has its own images, nothing is dealt")
+    if experiment.data.kind == "shapes":
+        dataset = shapes_dataset(experiment)
+        return dataset, deal(dataset, experiment)
+    return dealt(experiment, _root(experiment, None))
+
+
+def require_data(experiment: Experiment) -> None:
+    """Refuse an experiment on this machine of which images are missing.
+
+    Sites' own folders are looked at when they join.
+
+    Raises:
+        ConfigError: `data.root` is missing, or settings and data do not fit together.
+        SiteError: files are missing; names the first of them and where they belong.
+    """
+    if experiment.data.kind in DATASET_KINDS:
+        require_images(experiment, _root(experiment, None))
+
+
+def _root(experiment: Experiment, data_dir: Path | None) -> Path:
+    """The folder that holds the data sets, on this machine."""
+    data = experiment.data
+    if data_dir is not None:
+        return data_dir
+    if data.root is None:
+        raise ConfigError(
+            f"data.kind = {data.kind} needs data.root, the folder that holds the data sets"
+        )
+    return Path(data.root)
 
 
 def _site_names(root: Path, clients: int) -> list[str]:
@@ -52,14 +115,18 @@ def _site_names(root: Path, clients: int) -> list[str]:
         )
     except OSError as error:
         raise ConfigError(f"data.root {root} cannot be read: {error.strerror}") from None
-    names = [n for n in folders if any(os.path.isdir(root / n / p) for p in ("train", "test"))]
+    names = [name for name in folders if is_site(root / name)]
     if not names:
-        raise ConfigError(f"data.root {root} holds no site: no sub-folder with train/ or test/")
+        raise ConfigError(
+            f"data.root {root} holds no site: no sub-folder with train/, test/ or manifest.csv"
+        )
     for name in names:
         checked_name(f"data.root {root}: site folder", name)
     if len(names) != clients:
         others = ", ".join(n for n in folders if n not in names)
-        note = f" (without train/ and test/, hence no sites: {others})" if others else ""
+        note = (
+            f" (without train/, test/ and manifest.csv, hence no sites: {others})" if others else ""
+        )
         plural = "" if len(names) == 1 else "s"
         raise ConfigError(
             f"data.root {root} holds {len(names)} site{plural} but clients = {clients}; "
@@ -73,25 +140,31 @@ def load_client_data(
     name: str,
     partition: int | None,
     data_dir: Path | None,
-    label_space: str | None,
+    options: FolderOptions,
     pre: Preprocess,
+    image_memory: float,
 ) -> ClientData:
     """Load one client's images, labels and class names.
 
     Args:
         experiment: says which kind of data.
         name: the client's name.
-        partition: shapes: the client's number; None: found by `name`. Folders: not used.
-        data_dir: folders: the site's own folder. The server's `data.root` is never read here.
-        label_space: folders: the site's own choice, "node" or "federation"; None: as the
-            experiment says.
+        partition: shapes and data sets: the client's number; None: found by `name`. Folders: not
+            used.
+        data_dir: folders: the site's own folder; the server's `data.root` is never read here.
+            Data sets: the folder that holds them on this machine; None: `data.root`.
+        options: folders: how the site reads its folder.
         pre: the backbone's preprocessing.
+        image_memory: GiB of decoded images that this process may keep in memory.
 
     Raises:
         ConfigError: the client, or what was said about it, does not fit the experiment.
-        SiteError: the site's folder is unusable; see `load_folder`.
+        SiteError: the site's folder or the data set is unusable.
     """
     data = experiment.data
+    if data.kind in DATASET_KINDS:
+        number = _partition(experiment, name, partition)
+        return load_benchmark(experiment, number, _root(experiment, data_dir), pre, image_memory)
     if data.kind == "shapes":
         if data_dir is not None:
             raise ConfigError(
@@ -99,14 +172,11 @@ def load_client_data(
                 "set data.kind=folders or leave data-dir out"
             )
         return load_shapes(experiment, _partition(experiment, name, partition), pre)
-    space = data.label_space if label_space is None else label_space
-    if space not in ("node", "federation"):
-        raise ConfigError(f"{name}: label-space = {space!r}: must be node or federation")
-    if space == "federation" and not data.classes:
+    if options.label_space == "federation" and not data.classes:
         raise ConfigError(f"{name}: label-space federation needs data.classes, the class names")
     if data_dir is None:
         raise SiteError(f"E01 {name}: no data directory; set data-dir")
-    return load_folder(data_dir, pre, space, data.classes, data.template)
+    return load_folder(data_dir, pre, options, ImageStore(int(image_memory * GIB)))
 
 
 def _partition(experiment: Experiment, name: str, partition: int | None) -> int:

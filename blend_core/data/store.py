@@ -31,7 +31,8 @@ class _Use:
     """Bytes that all stores of this process keep in memory."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        # Reentrant: the garbage collector may drop a store, which gives back, at any moment.
+        self.lock = threading.RLock()
         self.total = 0
 
     def take(self, size: int, budget: int) -> bool:

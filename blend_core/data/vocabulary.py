@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
-from blend_core.errors import SiteError
+from blend_core.data.findings import Finding, error
 
 __all__ = ["check_names", "composed", "quoted", "read_classes_file", "reading"]
 
@@ -19,7 +19,7 @@ def composed(name: str) -> str:
 
 def reading(name: str) -> str:
     """What a prompt makes of a name: `_` is a space, and case and outer blanks do not count."""
-    return " ".join(composed(name).replace("_", " ").split()).casefold()
+    return composed(" ".join(composed(name).replace("_", " ").split()).casefold())
 
 
 def quoted(names: Iterable[str], limit: int = 5) -> str:
@@ -29,50 +29,70 @@ def quoted(names: Iterable[str], limit: int = 5) -> str:
     return text if len(listed) <= limit else f"{text} and {len(listed) - limit} more"
 
 
-def check_names(names: Iterable[str], where: str) -> None:
-    """Refuse a list of class names in which one is empty or two read the same to the model.
+def check_names(
+    names: Iterable[str], where: str, findings: list[Finding], taken: Iterable[str] = ()
+) -> None:
+    """Find empty names (E12) and those that read the same to the model as another one (E09).
 
     Args:
         names: class names.
         where: the file or folder they come from, for the message.
-
-    Raises:
-        SiteError: E12 or E09.
+        findings: receives the errors.
+        taken: names that `names` must differ from as well; they are not checked again.
     """
-    seen: dict[str, str] = {}
+    seen = {reading(name): name for name in taken}
     for name in names:
         key = reading(name)
         if not key:
-            raise SiteError(f"E12 {where}: class name {quoted([name])} is empty; rename it")
-        if key in seen:
-            raise SiteError(
-                f"E09 {where}: classes {quoted([seen[key]])} and {quoted([name])} read the same to "
-                "the model; merge or rename them"
+            findings.append(
+                error("E12", f"{where}: class name {quoted([name])} is empty; rename it")
             )
-        seen[key] = name
+        elif not _is_text(name):
+            shown = name.encode(errors="backslashreplace").decode()
+            findings.append(error("E12", f'{where}: class name "{shown}" is not UTF-8; rename it'))
+        elif key in seen:
+            findings.append(
+                error(
+                    "E09",
+                    f"{where}: classes {quoted([seen[key]])} and {quoted([name])} read the same to "
+                    "the model; merge or rename them",
+                )
+            )
+        else:
+            seen[key] = name
 
 
-def read_classes_file(path: Path) -> dict[str, str]:
+def _is_text(name: str) -> bool:
+    """Whether it can be encoded: file systems allow names that are no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_classes_file(path: Path, findings: list[Finding]) -> dict[str, str]:
     """Read `classes.txt`: one class a line, `folder` or `folder<TAB>prompt text`.
 
     Blank lines and lines that start with `#` are skipped; blanks around either part do not count.
+    The file is UTF-8 with or without a byte order mark.
 
     Args:
-        path: an existing file, UTF-8 with or without a byte order mark.
+        path: an existing file.
+        findings: receives errors: an empty name (E12), a folder that occurs twice or two names
+            that read the same (E09); without a code, a file that cannot be read.
 
     Returns:
         Class name (the prompt text, else the folder) by folder, both composed, in file order.
-
-    Raises:
-        SiteError: the file cannot be read, a name is empty (E12), a folder occurs twice or two
-            names read the same (E09).
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise SiteError(f"{path}: not UTF-8 text; save it as UTF-8") from None
-    except OSError as error:
-        raise SiteError(f"{path}: cannot be read: {error.strerror}") from None
+        findings.append(error("", f"{path}: not UTF-8 text; save it as UTF-8"))
+        return {}
+    except OSError as failure:
+        findings.append(error("", f"{path}: cannot be read: {failure.strerror}"))
+        return {}
     names: dict[str, str] = {}
     # Not splitlines(), which would cut a line at characters that a class name may contain.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -82,9 +102,14 @@ def read_classes_file(path: Path) -> dict[str, str]:
         name = texts[0] if texts else folder
         where = f"{path} line {number}"
         if not folder or not name:
-            raise SiteError(f"E12 {where}: expected folder<TAB>prompt text, one of them is empty")
-        if folder in names:
-            raise SiteError(f"E09 {where}: {quoted([folder])} occurs twice; remove one line")
-        names[folder] = name
-    check_names(names.values(), str(path))
+            findings.append(
+                error("E12", f"{where}: expected folder<TAB>prompt text, one of them is empty")
+            )
+        elif folder in names:
+            findings.append(
+                error("E09", f"{where}: {quoted([folder])} occurs twice; remove one line")
+            )
+        else:
+            names[folder] = name
+    check_names(names.values(), str(path), findings)
     return names

@@ -170,6 +170,11 @@ def _zero_shot_rows(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
                     f"zero-shot of seed {seed} differs between {first.folder} and {run.folder}: "
                     "not the same images or backbone; the first is shown"
                 )
+            elif first.results.get("manifest_sha256") != run.results.get("manifest_sha256"):
+                warnings.append(
+                    f"the partition of seed {seed} differs between {first.folder} and "
+                    f"{run.folder}: what differs between them is not the method alone"
+                )
     zero_shot = []
     for key, runs in found.items():
         measured = {

@@ -169,8 +169,10 @@ def _measured(row: TableRow, summary: Mapping[str, Any], metric: str) -> float |
 
 
 def _differing(work: Planned, runs: Iterable[Run]) -> Iterator[str]:
-    """Settings of finished runs that are not the paper's; a file of weights cannot be judged."""
+    """What of finished runs is not the paper's; a file of weights cannot be judged."""
     for run in runs:
+        if run.results.get("comparable") is False:
+            yield str(run.results.get("note") or "not the paper's data")
         for key, wanted in work.binding.items():
             value: Any = run.results["config"]
             for name in key.split("."):

@@ -19,6 +19,7 @@ from blend_core.errors import RunError, one_line
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Percent = Annotated[float, Field(ge=0, le=100)]
+Points = Annotated[float, Field(ge=-100, le=100)]
 
 
 class _Part(BaseModel):
@@ -44,7 +45,7 @@ class _Counts(_Part):
     novel: _RightOfAll
 
 
-class _Summary(_Part):
+class _Metrics(_Part):
     per: Percent | None
     gen: Percent | None
     hmean: Percent | None
@@ -52,7 +53,46 @@ class _Summary(_Part):
     base: Percent | None
     novel: Percent | None
     hm: Percent | None
+
+
+class _Means(_Metrics):
+    weighted: _Metrics | None = None
+    std: _Metrics | None = None
+
+
+class _Published(_Part):
+    per: Percent | None
+    gen: Percent | None
+    hmean: Percent | None
+
+
+class _LastFive(_Metrics):
+    after_rounds: list[Count]
+    reason: str | None
+
+
+class _Optimism(_Part):
+    per: Points | None
+    gen: Points | None
+    hmean: Points | None
+    local: Points | None
+    base: Points | None
+    novel: Points | None
+    hm: Points | None
+
+
+class _BestOnTest(_Metrics):
+    model_after_round: Count | None
+    chosen_from: Count
+    optimism: _Optimism
+
+
+class _Summary(_Means):
     counts: dict[str, _Counts]
+    as_published: _Published | None = None
+    model_after_round: Count | None = None
+    mean_last_five: _LastFive | None = None
+    domains: dict[str, _Means] = {}
 
 
 class _Method(_Part):
@@ -75,6 +115,7 @@ class _Config(_Part):
 
 class _Client(_Part):
     name: str
+    domain: str | None = None
     private_sha256: str | None = None
 
 
@@ -108,7 +149,11 @@ class _Results(_Part):
     clients_not_evaluated: dict[str, str] = {}
     version: str | None = None
     note: str | None = None
+    comparable: bool | None = None
+    manifest_sha256: str | None = None
+    backbone_sha256: str | None = None
     shared_sha256: str | None = None
+    best_on_test: _BestOnTest | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> _Results:

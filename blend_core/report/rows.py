@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blend_core.config import DATASET_KINDS
 from blend_core.errors import RunError, one_line
 from blend_core.report.labels import differing, settings_label
 from blend_core.report.runs import Run
@@ -20,9 +21,11 @@ ZERO_SHOT = "zero-shot"
 _NO_OTHER_EXPERIMENT = {
     "seed",
     "backbone.text_chunk",
+    "data.image_memory",
     "train.threads",
     "train.device",
     "evaluation.every",
+    "evaluation.select",
     "server.min_replies",
     "server.formation_timeout",
     "server.round_timeout",
@@ -139,6 +142,8 @@ def labelled(rows: Sequence[Row]) -> list[Row]:
 def _config(run: Run) -> dict[str, Any]:
     """What must be equal in the runs of one row, by dotted name."""
     flat = {k: v for k, v in _flat(run.results["config"], "") if k not in _NO_OTHER_EXPERIMENT}
+    if flat.get("data.kind") in DATASET_KINDS:  # Its files were compared with the published ones.
+        flat.pop("data.root", None)
     if run.method == ZERO_SHOT:  # Nothing is trained.
         flat = {k: v for k, v in flat.items() if not k.startswith("train.")}
     return flat

@@ -165,6 +165,16 @@ def test_openai_archives_load_and_need_quickgelu_even_when_it_is_switched_off(tm
         Backbone.load(config.model_copy(update={"quick_gelu": False}))
 
 
+@pytest.mark.parametrize("name", ["ViT-B-16-quickgelu", "ViT-B-32-quickgelu", "RN50-quickgelu"])
+def test_openai_weights_see_images_as_they_were_trained(name):
+    # PROTOCOL 6. `describe` loads no weights: what open_clip says of them is all that is needed.
+    pre = Backbone.describe(BackboneConfig(name=name, weights="openai")).preprocess
+    assert pre.size == 224
+    assert pre.mean == (0.48145466, 0.4578275, 0.40821073)
+    assert pre.std == (0.26862954, 0.26130258, 0.27577711)
+    assert pre.interpolation == "bicubic"
+
+
 def test_a_resnet_is_refused_for_adapters_but_serves_zero_shot_shapes():
     described = Backbone.describe(BackboneConfig(name="RN50", weights="openai"))
     with pytest.raises(ConfigError, match="no blocks for adapters"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +16,7 @@ from blend_core.backbone import Backbone
 from blend_core.config import MethodConfig, TrainConfig
 from blend_core.data import ClientData, Labelled
 from blend_core.data.transforms import augment, normalise
-from blend_core.errors import RunError
+from blend_core.errors import RunError, SiteError
 from blend_core.evaluation import evaluate
 from blend_core.methods.base import Method
 from blend_core.methods.promptfl import PromptFL, PromptFLConfig
@@ -207,7 +209,6 @@ def test_batches_made_ahead_are_those_made_one_by_one(slope, backbone):
         shown.append((images, labels)),
         {"loss": 3 * method.a},
     )[1]
-    torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(7)
     images = [torch.randint(256, (3, 40, 50), generator=draw).to(torch.uint8) for _ in range(5)]
     train = Labelled.of(images, [0, 1, 0, 1, 1])
@@ -226,4 +227,58 @@ def test_batches_made_ahead_are_those_made_one_by_one(slope, backbone):
     for (pixels, labels), (wanted, wanted_labels) in zip(shown, expected, strict=True):
         assert torch.equal(pixels, wanted)
         assert torch.equal(labels, wanted_labels)
-    assert torch.get_num_threads() == 1
+
+
+class Watched(Sequence):
+    """Grey images; the third cannot be read. Notes from which thread they are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, at):
+        self.asked.append((threading.current_thread().name, torch.get_num_threads()))
+        if at == 2:
+            raise SiteError("image 2 is gone")
+        return torch.full((3, 32, 32), 128, dtype=torch.uint8)
+
+
+def reading_ahead() -> bool:
+    return any(thread.name.startswith("prefetch") for thread in threading.enumerate())
+
+
+def test_an_image_that_cannot_be_read_while_training_is_named_and_no_thread_is_left(backbone):
+    train = Labelled.of(Watched(), [0, 0, 0])
+    client = ClientData(("bus",), (), train, Labelled.of([], []), Labelled.of([], []))
+    with pytest.raises(SiteError, match="image 2 is gone"):
+        local_update(
+            Slope(backbone("tower_a")), client, None, TrainConfig(batch_size=1), 0, "c", 1, 1
+        )
+    assert not reading_ahead()
+
+
+def test_no_thread_is_left_when_the_update_itself_fails(slope, monkeypatch):
+    monkeypatch.setattr(Slope, "loss", lambda self, *_: {"loss": (self.a + 1) * float("inf")})
+    with pytest.raises(RunError):
+        slope(12)
+    assert not reading_ahead()
+
+
+def test_the_thread_that_reads_ahead_keeps_to_the_number_of_threads_that_was_set(backbone):
+    before = torch.get_num_threads()
+    images = Watched()
+    train = Labelled.of(images, [0, 0, 0])
+    client = ClientData(("bus",), (), train, Labelled.of([], []), Labelled.of([], []))
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            with pytest.raises(SiteError):
+                local_update(Slope(backbone("tower_a")), client, None, TrainConfig(), 0, "c", 1, 1)
+            assert torch.get_num_threads() == number
+            assert {count for _, count in images.asked} == {number}
+            assert {name.split("_")[0] for name, _ in images.asked} == {"prefetch"}
+            images.asked.clear()
+    finally:
+        torch.set_num_threads(before)

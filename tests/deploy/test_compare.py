@@ -284,6 +284,22 @@ def test_runs_that_disagree_about_zero_shot_are_named(tmp_path):
     assert str(tmp_path / "b") in warning
 
 
+def test_runs_of_other_partitions_are_named(tmp_path):
+    change(write_run(tmp_path / "a", 0, 70, 70), manifest_sha256="aa")
+    change(write_run(tmp_path / "b", 0, 70, 70, "promptfl"), manifest_sha256="bb")
+    (warning,) = compared(tmp_path).warnings
+    assert f"partition of seed 0 differs between {tmp_path / 'a'} and {tmp_path / 'b'}" in warning
+
+
+def test_where_a_data_set_lies_makes_no_other_experiment(tmp_path):
+    for seed, kind in ((0, "dtd"), (1, "folders")):
+        for root in ("/one", "/two"):
+            folder = tmp_path / f"{kind}{root}"
+            write_run(folder, seed, 70, 70, data__kind=kind, data__root=root)
+    rows = group_rows(load_runs([tmp_path]))
+    assert sorted(row.config["data.kind"] for row in rows) == ["dtd", "folders", "folders"]
+
+
 def test_without_a_baseline_rows_are_tested_against_zero_shot(three_seeds):
     found = lines(compared(three_seeds))
     test = found["blend"].test

@@ -174,16 +174,25 @@ def test_what_the_schema_does_not_know_is_refused_before_anything_starts(blend, 
     assert not list(tmp_path.iterdir())
 
 
-def test_the_papers_datasets_are_refused_before_anything_starts_where_they_are_missing(
+def test_without_a_folder_of_data_sets_nothing_starts_and_it_is_said_how_to_name_it(
     blend, tmp_path
 ):
     code, output, errors = blend("blend-table1", "--datasets", "dtd", "--seeds", "0")
     assert (code, output, errors.count("\n")) == (2, "", 1)
-    assert errors.endswith(
-        "; the papers' datasets cannot be read by this version; --on shapes runs the same rows on "
-        "the built-in benchmark\n"
+    assert errors == (
+        "error: blend-table1: needs the papers' datasets: --set data.root=DIR, the folder that "
+        "holds them (docs/data.md); --on shapes runs the same rows on the built-in benchmark\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_data_that_is_not_there_is_named_before_anything_starts(blend, tmp_path):
+    (tmp_path / "data").mkdir()
+    options = ("--datasets", "dtd", "--seeds", "0", "--set", "data.root=data")
+    code, output, errors = blend("pfedmma-table1", *options)
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert f"dtd: no folder {tmp_path / 'data' / 'dtd'}" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize(

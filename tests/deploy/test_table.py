@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from blend_core.metrics import federation_metrics
+from blend_core.metrics import METRICS, federation_metrics
 from deploy.table import print_results
 
 NOTE = "rendered shapes, tiny model: not comparable with the papers' numbers"
@@ -68,6 +68,65 @@ def test_the_table_shows_zero_shot_and_the_method_per_client_and_on_average():
     # Means: local of client-00 alone, novel (50 + 100)/2 = 75, H-Mean 75.
     assert row(lines, "mean", 1) == ["75.0", "75.0", "75.0", "75.0", "25.0", "75.0", "45.0"]
     assert row(lines, "mean", 0)[:3] == ["25.0", "50.0", "33.3"]
+
+
+def test_image_weighted_means_and_published_zero_shot_stand_below_the_mean():
+    zero = {**results()["zero_shot"], "as_published": {"per": 25.0, "gen": 50.0, "hmean": 100 / 3}}
+    lines = printed(results(zero_shot=zero))
+    # By hand: local 3 of 4, novel 3 of 4 images, base 1 of 4.
+    assert row(lines, "image-weighted", 1) == [
+        "75.0",
+        "75.0",
+        "75.0",
+        "75.0",
+        "25.0",
+        "75.0",
+        "45.0",
+    ]
+    assert row(lines, "as published") == ["25.0", "50.0", "33.3", "-", "-", "-", "-"]
+    assert "as published: over all test images" in " ".join(lines)
+    assert not any("as published" in line for line in printed(results()))
+
+
+def test_every_domain_has_the_mean_and_deviation_of_its_clients():
+    counts = {
+        name: {"local": [right, 10], "base": [right, 10], "novel": [0, 0]}
+        for name, right in (("client-00", 9), ("client-01", 6))
+    }
+    final = {**results()["final"], "domains": {"Real [World]": federation_metrics(counts)}}
+    lines = printed(results(final=final))
+    assert row(lines, "Real [World]")[:3] == ["75.0", "-", "-"]
+    assert row(lines, "std")[:4] == ["15.0", "-", "-", "15.0"]
+
+
+def test_the_last_five_are_shown_where_there_are_five():
+    last = {**dict.fromkeys(METRICS, 61.0), "after_rounds": [1, 2, 3, 4, 5], "reason": None}
+    final = results()["final"]
+    lines = printed(results(final={**final, "mean_last_five": last}))
+    assert row(lines, "mean of last 5")[0] == "61.0"
+    few = {**dict.fromkeys(METRICS), "after_rounds": [1], "reason": "1 of 5"}
+    lines = printed(results(final={**final, "mean_last_five": few}))
+    assert not any("last 5" in line for line in lines)
+
+
+def test_the_round_that_is_best_on_test_images_is_marked_and_no_headline():
+    best = {
+        **dict.fromkeys(METRICS, 80.0),
+        "model_after_round": 7,
+        "chosen_from": 9,
+        "optimism": dict.fromkeys(METRICS, 5.0),
+    }
+    lines = printed(results(best_on_test=best))
+    assert row(lines, "best on test")[0] == "80.0"
+    assert row(lines, "above last")[0] == "+5.0"
+    assert row(lines, "mean", 1)[0] == "75.0"
+    text = " ".join(lines)
+    assert "best on test: round 7 of 9 evaluated, chosen on test images: no result" in text
+    assert max(len(line) for line in lines if "results.json" not in line) <= 80
+    none = {**best, "model_after_round": None, "chosen_from": 0}
+    lines = printed(results(best_on_test=none))
+    assert "best on test: no evaluation covered all clients" in lines
+    assert not any("best on test" in line and "│" in line for line in lines)
 
 
 def test_what_is_not_known_is_a_dash():

@@ -10,7 +10,7 @@ import pytest
 from blend_core import __version__
 from blend_core.config import ServerConfig
 from blend_core.messages import MessageError, Reply, Request
-from server.guard import refusal
+from server.guard import disagreement, refusal
 
 SHAPES = {"text.1.up.weight": (4, 3), "vision.1.down.bias": (4,)}
 
@@ -26,6 +26,9 @@ def good_reply(**changes) -> Reply:
 REQUEST = Request(
     "train", "fed", 3, {}, shared={n: np.zeros(s, np.float32) for n, s in SHAPES.items()}
 )
+
+
+PART = {"manifest_sha256": "ab" * 32, "domain": None}
 
 
 def judge(reply: Reply, request: Request = REQUEST) -> str | None:
@@ -79,6 +82,18 @@ def test_a_good_reply_passes():
         (good_reply(statistics={"training": [1]}), "training statistics"),
         (good_reply(statistics={"private_sha256": ["x"]}), "private_sha256"),
         (good_reply(statistics={"private_sha256": "x" * 101}), "private_sha256"),
+        (good_reply(statistics={"backbone_sha256": 5}), "backbone_sha256"),
+        (good_reply(statistics={"backbone_sha256": "x" * 101}), "backbone_sha256"),
+        (good_reply(statistics={"data": "x"}), "description of its data"),
+        (good_reply(statistics={"data": None}), "description of its data"),
+        (good_reply(statistics={"data": {"domain": "dslr"}}), "description of its data"),
+        (good_reply(statistics={"data": {"manifest_sha256": 5}}), "description of its data"),
+        (good_reply(statistics={"data": {**PART, "manifest_sha256": ""}}), "description"),
+        (good_reply(statistics={"data": {**PART, "manifest_sha256": "x" * 101}}), "description"),
+        (good_reply(statistics={"data": {**PART, "domain": ["dslr"]}}), "description of its data"),
+        (good_reply(statistics={"data": {**PART, "domain": "a\nb"}}), "description of its data"),
+        (good_reply(statistics={"data": {**PART, "domain": "\u202etxt"}}), "description"),
+        (good_reply(statistics={"data": {**PART, "domain": ""}}), "description of its data"),
         (good_reply(statistics={"worker": "x"}), "worker"),
         (good_reply(statistics={"worker": {"pid": [], "backbone_loads": 1}}), "worker"),
         (good_reply(statistics={"train_span": [10**400, 1]}), "train_span"),
@@ -116,6 +131,24 @@ def test_other_replies_need_counts_and_carry_no_tensors(kind):
     assert judge(good_reply(**counted, shared=nothing), request) is None
     assert judge(good_reply(**counted, shared=nothing, train_images=0), request) is None
     assert "2 tensors are unknown" in judge(good_reply(**counted), request)
+
+
+@pytest.mark.parametrize("domain", [None, "dslr", "Real World"])
+def test_a_site_may_say_which_part_of_which_partition_it_holds(domain):
+    assert judge(good_reply(statistics={"data": {**PART, "domain": domain}})) is None
+
+
+def test_clients_of_another_partition_or_backbone_do_not_fit_the_first():
+    first = good_reply(statistics={"data": PART, "backbone_sha256": "aa"}, client="first")
+    assert disagreement(first, first) is None
+    other = good_reply(statistics={"data": {**PART, "manifest_sha256": "c" * 64}})
+    said = disagreement(other, first)
+    assert said.startswith(
+        f"its partition (SHA-256 {'c' * 12}) is not that of first ({'ab' * 6}); "
+    )
+    assert "partition" in disagreement(good_reply(statistics={"backbone_sha256": "aa"}), first)
+    weights = good_reply(statistics={"data": PART, "backbone_sha256": "bb"})
+    assert disagreement(weights, first).startswith("its backbone (SHA-256 bb) is not that of first")
 
 
 def test_a_round_that_asks_for_an_evaluation_needs_counts():

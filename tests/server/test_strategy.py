@@ -321,3 +321,115 @@ def test_stale_uploads_enter_the_mean_if_asked_for(coordinator):
         assert values == {expected or {"a": 1.0, "b": 5.0}[asked]}
         kept = {n.split("/")[1] for n in mean if n.startswith("uploads/")}
         assert kept == ({"a", "b"} if stale else set())
+
+
+def scored(right: Mapping[int, int], part: Mapping[str, object] | None = None) -> Client:
+    """A client with so many of 10 test images right in a round; none of 10 in others."""
+
+    def client(name: str, request: Request) -> Reply:
+        reply = honest(5)(name, request)
+        score = [right.get(request.round, 0), 10]
+        reply.statistics["counts"] = {"local": score, "base": score, "novel": [0, 0]}
+        reply.statistics["backbone_sha256"] = "weights"
+        if request.kind == "join" and part is not None:
+            reply.statistics["data"] = dict(part)
+        return reply
+
+    return client
+
+
+def part_of(domain: str | None = None, manifest: str = "m" * 64) -> dict[str, object]:
+    return {"manifest_sha256": manifest, "domain": domain}
+
+
+def read(tmp_path) -> dict:
+    return json.loads((tmp_path / "results.json").read_text())
+
+
+def test_a_client_of_another_partition_is_refused_and_named(coordinator, tmp_path):
+    who = {"a": scored({}, part_of()), "b": scored({}, part_of(manifest="n" * 64))}
+    with pytest.raises(FormationError, match=r"b: its partition \(SHA-256 n+\) is not that of a"):
+        coordinator(who).run()
+    run = coordinator({"a": scored({}, part_of()), "b": scored({}, part_of())})
+    run.run()
+    results = read(tmp_path)
+    assert (results["manifest_sha256"], results["backbone_sha256"]) == ("m" * 64, "weights")
+
+
+def test_domains_have_mean_and_deviation_over_their_clients(coordinator, tmp_path):
+    # The last evaluation of two rounds is number 3.
+    who = {
+        "a": scored({3: 9}, part_of("dslr")),
+        "b": scored({3: 6}, part_of("dslr")),
+        "c": scored({3: 2}, part_of("webcam")),
+    }
+    coordinator(who).run()
+    results = read(tmp_path)
+    domains = results["final"]["domains"]
+    assert {d: (m["per"], m["std"]["per"]) for d, m in domains.items()} == {
+        "dslr": (75.0, 15.0),
+        "webcam": (20.0, 0.0),
+    }
+    assert [client["domain"] for client in results["clients"]] == ["dslr", "dslr", "webcam"]
+    assert results["final"]["per"] == pytest.approx(170 / 3)
+
+
+def test_without_domains_there_are_none_and_nothing_of_a_partition(coordinator, tmp_path):
+    coordinator({"a": honest(1)}).run()
+    results = read(tmp_path)
+    assert (results["final"]["domains"], results["manifest_sha256"]) == ({}, None)
+    assert results["clients"][0]["domain"] is None
+
+
+def test_the_last_five_and_the_best_are_models_after_rounds_that_all_clients_measured(
+    coordinator, tmp_path
+):
+    # Round r measures the model after round r - 1, and number 7 the last; the untrained does not
+    # count, nor does what b missed: round 4's.
+    scores = {1: 10, 2: 3, 3: 9, 4: 10, 5: 2, 6: 9, 7: 8}
+
+    def absent_in_4(name: str, request: Request) -> Reply | None:
+        return None if request.round == 4 else scored(scores)(name, request)
+
+    select = {"evaluation": {"select": "best-local-test"}}
+    coordinator({"a": scored(scores), "b": absent_in_4}, rounds=6, **select).run()
+    results = read(tmp_path)
+    last = results["final"]["mean_last_five"]
+    assert (last["after_rounds"], last["local"]) == ([1, 2, 4, 5, 6], 62.0)  # 30 90 20 90 80
+    best = results["best_on_test"]
+    assert (best["model_after_round"], best["local"], best["chosen_from"]) == (5, 90.0, 5)
+    assert (best["optimism"]["local"], best["optimism"]["gen"]) == (10.0, None)
+    assert (results["final"]["local"], results["final"]["model_after_round"]) == (80.0, 6)
+    warnings = [e["message"] for e in events(tmp_path) if e["event"] == "warning"]
+    assert any("chooses a round by its test images" in text for text in warnings)
+
+
+def test_without_the_paper_mode_nothing_is_chosen_on_test_images(coordinator, tmp_path):
+    coordinator({"a": scored({3: 5})}).run()
+    results = read(tmp_path)
+    assert results["best_on_test"] is None
+    last = results["final"]["mean_last_five"]
+    assert (last["local"], last["reason"]) == (None, "2 of 5 evaluations of all clients")
+    assert not [e for e in events(tmp_path) if e["event"] == "warning"]
+
+
+def test_a_record_names_data_seeds_weights_and_how_zero_shot_is_published(coordinator, tmp_path):
+    coordinator({"a": honest(1), "b": honest(3)}, seed=0, data={"kind": "folders"}).run()
+    results = read(tmp_path)
+    assert results["dataset"] == "folders"
+    assert results["seeds"] == {"run": 0, "fewshot": 0, "partition": 0}
+    assert (results["comparable"], results["note"]) == (False, None)
+    # 1 and 3 of 20 base images each, 1 and 1 of 20 new ones: 4 of 40 and 2 of 40.
+    published = results["zero_shot"]["as_published"]
+    assert (published["per"], published["gen"]) == (10.0, 5.0)
+    assert published["hmean"] == pytest.approx(2 * 10 * 5 / 15)
+
+
+def test_a_quick_trial_on_few_test_images_says_that_it_is_not_comparable(coordinator, tmp_path):
+    who = {"client-00": scored({}, part_of())}
+    data = {"kind": "dtd", "max_test_per_class": 3}
+    for limit, comparable in ((3, False), (None, True)):
+        coordinator(who, data={**data, "max_test_per_class": limit}).run()
+        results = read(tmp_path)
+        assert results["comparable"] is comparable
+        assert ("at most 3 test images" in (results["note"] or "")) is not comparable

@@ -13,11 +13,13 @@ from PIL import Image
 
 from blend_core.config import Experiment, parse_experiment
 from blend_core.data import ClientData, Preprocess, client_names, load_client_data
-from blend_core.data.folders import load_folder
+from blend_core.data.folders import FolderOptions, load_folder
+from blend_core.data.store import ImageStore
 from blend_core.errors import ConfigError, SiteError
 
 PRE = Preprocess(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 TEMPLATE = "a photo of a {}."
+NODE = FolderOptions("node", (), TEMPLATE)
 
 
 def add(root: Path, *places: str, value: int = 100, size: tuple[int, int] = (8, 8)) -> None:
@@ -28,8 +30,10 @@ def add(root: Path, *places: str, value: int = 100, size: tuple[int, int] = (8, 
         Image.new("RGB", size, (value, value, value)).save(path)
 
 
-def load(root: Path, space: str = "node", classes: tuple[str, ...] = ()) -> ClientData:
-    return load_folder(root, PRE, space, classes, TEMPLATE)
+def load(
+    root: Path, space: str = "node", classes: tuple[str, ...] = (), template: str = TEMPLATE
+) -> ClientData:
+    return load_folder(root, PRE, FolderOptions(space, classes, template), ImageStore(10**6))
 
 
 def refusal(root: Path, space: str = "node", classes: tuple[str, ...] = ()) -> str:
@@ -77,7 +81,11 @@ def test_without_a_list_the_vocabulary_is_the_union_of_train_and_test(site: Path
     add(site, "test/bee/1.png")
     data = load(site)
     assert data.base_names == ("bee", "cat", "dog")
-    assert data.local_classes == {1, 2}
+
+
+def test_a_class_that_is_only_tested_counts_as_local(site: Path) -> None:
+    add(site, "test/bee/1.png")
+    assert load(site).local_classes == {0, 1, 2}  # PROTOCOL 7.2: a harder local task
 
 
 def test_names_are_sorted_by_code_point_after_composition(tmp_path: Path) -> None:
@@ -133,7 +141,7 @@ def test_a_site_may_only_evaluate(tmp_path: Path) -> None:
     data = load(tmp_path)
     assert len(data.train) == 0
     assert data.train.labels.dtype == torch.int64
-    assert data.local_classes == frozenset()
+    assert data.local_classes == {0, 1}
     assert len(data.test_base) == 2
 
 
@@ -181,7 +189,7 @@ def test_federation_names_are_everybodys_and_matched_as_the_model_reads_them(
 
 def test_one_class_in_a_federation_can_train(tmp_path: Path) -> None:
     add(tmp_path, "train/cat/1.png")
-    assert load(tmp_path, "federation", ("cat", "dog")).local_classes == {0}
+    assert load(tmp_path, "federation", ("cat", "dog")).train.labels.tolist() == [0]
 
 
 def test_e01_no_such_folder(tmp_path: Path) -> None:
@@ -193,7 +201,9 @@ def test_e01_no_such_folder(tmp_path: Path) -> None:
 
 def test_e02_neither_train_nor_test(tmp_path: Path) -> None:
     add(tmp_path, "cat/1.png", "novel/cat/1.png")
-    assert refusal(tmp_path) == f"E02 expected train/<class>/ or test/<class>/ under {tmp_path}"
+    assert refusal(tmp_path) == (
+        f"E02 expected train/<class>/, test/<class>/ or manifest.csv under {tmp_path}"
+    )
 
 
 @pytest.mark.parametrize("part", ["train", "test", "novel"])
@@ -254,7 +264,7 @@ def test_e07_a_single_class_has_nothing_to_learn(tmp_path: Path) -> None:
 
 def test_e08_no_image_at_all(tmp_path: Path) -> None:
     (tmp_path / "train/cat").mkdir(parents=True)
-    assert refusal(tmp_path).startswith(f"E08 {tmp_path}: no images in train/ or test/")
+    assert refusal(tmp_path).startswith(f"E08 {tmp_path}: no images in train or test; add")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +300,7 @@ def test_e10_a_class_that_the_federation_does_not_have(site: Path) -> None:
 
 def test_e12_empty_names(site: Path) -> None:
     add(site, "train/_/1.png")
-    assert refusal(site).startswith(f'E12 {site / "train"}: class name "_" is empty')
+    assert refusal(site).startswith(f'E12 {site}: class name "_" is empty')
     (site / "classes.txt").write_text("cat\ndog\t \n")
     (site / "train/_/1.png").unlink()
     assert refusal(site).startswith(f"E12 {site / 'classes.txt'} line 2: ")
@@ -298,14 +308,14 @@ def test_e12_empty_names(site: Path) -> None:
 
 def test_e12_a_template_without_a_place_for_the_name(site: Path) -> None:
     with pytest.raises(SiteError, match=r"E12 prompt-template 'a photo' must contain \{\} exactly"):
-        load_folder(site, PRE, "node", (), "a photo")
+        load(site, template="a photo")
 
 
 def test_a_class_folder_missing_in_the_list_is_named(site: Path) -> None:
     (site / "classes.txt").write_text("cat\nemu\n")
     assert refusal(site) == (
-        f'{site / "classes.txt"}: no line for the class folder "dog"; add it, or remove the file '
-        "to use the folders' names"
+        f'{site / "classes.txt"}: no line for the class "dog"; add it, or remove the file to use '
+        "the classes' own names"
     )
 
 
@@ -349,7 +359,7 @@ def test_a_wrong_number_of_clients_names_the_fix(sites: Path) -> None:
         client_names(experiment(clients=10, root=str(sites)))
     assert str(error.value) == (
         f"data.root {sites} holds 2 sites but clients = 10; set clients=2 "
-        "(without train/ and test/, hence no sites: notes)"
+        "(without train/, test/ and manifest.csv, hence no sites: notes)"
     )
 
 
@@ -369,28 +379,20 @@ def test_a_folder_that_cannot_name_a_client_is_named(sites: Path, name: str) -> 
 
 
 def test_a_site_reads_its_own_folder_and_never_one_that_the_server_names(sites: Path) -> None:
-    own = load_client_data(experiment(), "any", 1, sites / "oslo", None, PRE)
+    own = load_client_data(experiment(), "any", 1, sites / "oslo", NODE, PRE, 1.0)
     assert own.base_names == ("cat", "dog")
     assert len(own.train) == 2
     with pytest.raises(SiteError, match="no data directory"):
-        load_client_data(experiment(root=str(sites)), "oslo", None, None, None, PRE)
-
-
-def test_a_sites_own_label_space_wins(sites: Path) -> None:
-    shared = experiment(label_space="federation", classes=["ant", "cat", "dog"])
-    names = {
-        space: load_client_data(shared, "oslo", None, sites / "oslo", space, PRE).base_names
-        for space in (None, "node")
-    }
-    assert names == {None: ("ant", "cat", "dog"), "node": ("cat", "dog")}
+        load_client_data(experiment(root=str(sites)), "oslo", None, None, NODE, PRE, 1.0)
 
 
 def test_a_site_without_a_folder_is_told_what_to_set() -> None:
     with pytest.raises(SiteError, match=r"E01 oslo: no data directory; set data-dir"):
-        load_client_data(experiment(), "oslo", None, None, None, PRE)
+        load_client_data(experiment(), "oslo", None, None, NODE, PRE, 1.0)
 
 
 def test_impossible_label_spaces_are_refused(sites: Path) -> None:
     for space, message in (("federation", r"needs data\.classes"), ("nodes", "must be node or")):
+        options = FolderOptions(space, (), TEMPLATE)
         with pytest.raises(ConfigError, match=message):
-            load_client_data(experiment(), "oslo", None, sites / "oslo", space, PRE)
+            load_client_data(experiment(), "oslo", None, sites / "oslo", options, PRE, 1.0)

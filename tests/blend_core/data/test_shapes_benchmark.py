@@ -12,13 +12,16 @@ from torch import Tensor
 
 from blend_core.config import Experiment, parse_experiment
 from blend_core.data import ClientData, Preprocess, client_names, load_client_data
-from blend_core.data.partition import dirichlet_preferred
+from blend_core.data.folders import FolderOptions
+from blend_core.data.partitions.preferred import dirichlet_preferred
 from blend_core.data.shapes import benchmark_classes
 from blend_core.data.shapes_benchmark import client_style, load_shapes
 from blend_core.errors import ConfigError
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 PRE = Preprocess(48, MEAN, STD)
+
+OPTIONS = FolderOptions("node", (), "a photo of a {}.")
 
 
 def experiment(clients: int = 10, seed: int = 0, **data: Any) -> Experiment:
@@ -136,24 +139,24 @@ def test_names_are_numbered_by_partition() -> None:
 def test_a_client_is_found_by_partition_or_by_name() -> None:
     direct = load_shapes(experiment(), 4, PRE)
     for name, partition in (("client-04", None), ("clinic-oslo", 4)):
-        loaded = load_client_data(experiment(), name, partition, None, None, PRE)
+        loaded = load_client_data(experiment(), name, partition, None, OPTIONS, PRE, 1.0)
         assert same(pictures(direct), pictures(loaded))
 
 
 @pytest.mark.parametrize("index", [-1, 10])
 def test_a_partition_that_does_not_exist_is_refused(index: int) -> None:
     with pytest.raises(ConfigError, match=r"clients = 10, so partitions are 0 to 9"):
-        load_client_data(experiment(), "client-00", index, None, None, PRE)
+        load_client_data(experiment(), "client-00", index, None, OPTIONS, PRE, 1.0)
 
 
 def test_a_name_without_a_partition_must_be_one_of_the_benchmark() -> None:
     with pytest.raises(ConfigError, match=r"clinic-oslo: .*client-00 to client-09.*partition-id"):
-        load_client_data(experiment(), "clinic-oslo", None, None, None, PRE)
+        load_client_data(experiment(), "clinic-oslo", None, None, OPTIONS, PRE, 1.0)
 
 
 def test_a_site_with_own_images_is_not_silently_given_rendered_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.kind = shapes .* set data\.kind=folders"):
-        load_client_data(experiment(), "client-00", 0, tmp_path, None, PRE)
+        load_client_data(experiment(), "client-00", 0, tmp_path, OPTIONS, PRE, 1.0)
 
 
 def test_too_few_images_for_so_many_clients_say_so() -> None:

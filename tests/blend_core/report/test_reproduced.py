@@ -15,7 +15,7 @@ from blend_core.report.paper_report import Report, notes, write_report
 from blend_core.report.papers import read_paper_tables
 from blend_core.report.reproduced import MEAN, STD, Outcome, join
 from blend_core.report.reproductions import plan, read_reproductions
-from blend_core.report.runs import load_runs
+from blend_core.report.runs import Run, load_runs
 
 TABLES = read_reproductions()
 PAPERS = read_paper_tables()
@@ -58,7 +58,12 @@ def report(tmp_path: Path):
                 folder = tmp_path / f"{work.dataset}-{work.row.name}-{seed}"
                 folder.mkdir()
                 found = summary(*values)
-                results = {"seed": seed, "config": config, "final": found, "zero_shot": found}
+                results: dict[str, Any] = {
+                    "seed": seed,
+                    "config": config,
+                    "final": found,
+                    "zero_shot": found,
+                }
                 rounds = [{"seconds": 1.0, "clients": []}] * config["rounds"]
                 results |= {"rounds": rounds, "clients": [], "seconds": {"total": 1.0}}
                 (folder / "results.json").write_text(json.dumps(results))
@@ -154,6 +159,28 @@ def test_what_ran_with_other_settings_than_the_papers_is_marked_with_them(report
     assert text.count("data.shots 4 (paper: 16)") == 1
 
 
+def test_a_quick_trial_on_few_test_images_is_marked(report, tmp_path):
+    made = {("dtd", "blend"): {0: (90.0, 80.0, 60.0)}}
+    whole = report("blend-table1", made, ["dtd"])
+    (run,) = (run for outcome in whole.outcomes for run in outcome.runs.values())
+    note = "at most 3 test images per class: a quick trial"
+    quick = Run(run.folder, {**run.results, "comparable": False, "note": note})
+    outcomes = [Outcome({s: quick for s in o.runs}, o.failed) for o in whole.outcomes]
+    found = Report(whole.plan, outcomes, join(whole.plan, PAPERS, outcomes))
+    assert entry(whole, "dtd", "blend", "per").reasons == ()
+    assert entry(found, "dtd", "blend", "per").reasons == (note,)
+
+
+def test_the_round_that_is_best_on_test_images_is_never_compared(report):
+    made = {("dtd", "blend"): {0: (90.0, 80.0, 60.0)}}
+    whole = report("blend-table1", made, ["dtd"])
+    (run,) = (run for outcome in whole.outcomes for run in outcome.runs.values())
+    chosen = Run(run.folder, {**run.results, "best_on_test": {"per": 99.0, "gen": 99.0}})
+    outcomes = [Outcome({s: chosen for s in o.runs}, o.failed) for o in whole.outcomes]
+    for cell in join(whole.plan, PAPERS, outcomes):
+        assert 99.0 not in cell.values.values()
+
+
 def test_weights_from_a_file_are_pointed_out_but_not_judged(report):
     found = report("blend-table1", BLEND_ON_TWO, TWO, **{"backbone.weights": "/clip/openai.pt"})
     assert entry(found, "dtd", "blend", "per").reasons == ()
@@ -216,7 +243,7 @@ def test_on_shapes_it_is_said_which_values_could_not_be_scaled(report):
         ("blend-ablation-aggregation", ["implausibly low Per.", "Do not take the two rows"]),
         ("blend-ablation-rank", ["is not a target", "full rank"]),
         ("blend-gamma-lambda", ["paper column is empty", "the grid has both"]),
-        ("pfedmma-table1", ["50 rounds x 2 epochs", "never refreshed"]),
+        ("pfedmma-table1", ["50 rounds x 2 epochs", "never refreshed", "rest to the last client"]),
         (
             "pfedmma-shift",
             ["beta of the domain sets: paper: 0.5; released code: 0.3", "no targets"],

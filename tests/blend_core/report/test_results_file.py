@@ -19,15 +19,37 @@ SUMMARY = {
     "hm": 100 * 3 / (4 / 3 + 4 + 2),
     "counts": {"client-00": COUNTS},
 }
-CLIENT = {"name": "client-00", "private_sha256": None}
+METRICS_ALONE = {name: SUMMARY[name] for name in METRICS}
+MEANS = {**METRICS_ALONE, "weighted": METRICS_ALONE, "std": dict.fromkeys(METRICS, 0.0)}
+FINAL = {
+    **SUMMARY,
+    **MEANS,
+    "model_after_round": 1,
+    "mean_last_five": {
+        **dict.fromkeys(METRICS),
+        "after_rounds": [1],
+        "reason": "1 of 5 evaluations of all clients",
+    },
+    "domains": {"dslr": MEANS},
+}
+CLIENT = {"name": "client-00", "domain": "dslr", "private_sha256": None}
 REPLY = {"client": "client-00", "status": "accepted", "bytes_up": 4000}
 GOOD: dict[str, Any] = {
     "seed": 1,
     "version": "0.1.0",
     "note": None,
     "config": {"seed": 1, "rounds": 1, "method": {"name": "blend"}},
-    "zero_shot": SUMMARY,
-    "final": SUMMARY,
+    "comparable": True,
+    "manifest_sha256": "ab",
+    "backbone_sha256": "cd",
+    "zero_shot": {**SUMMARY, "as_published": {"per": 25.0, "gen": 50.0, "hmean": 100 / 3}},
+    "final": FINAL,
+    "best_on_test": {
+        **METRICS_ALONE,
+        "model_after_round": 1,
+        "chosen_from": 1,
+        "optimism": dict.fromkeys(METRICS, -0.5),
+    },
     "clients": [CLIENT],
     "rounds": [{"seconds": 2, "clients": [REPLY]}],
     "seconds": {"total": 3.5},
@@ -63,7 +85,10 @@ def test_good_results_are_returned_as_they_are(tmp_path):
 def test_what_need_not_be_measured_or_recorded_may_be_missing(tmp_path):
     for metric in METRICS:
         read(tmp_path, json.dumps(changed(f"final.{metric}", None)))
-    for key in ("parameters", "clients_not_evaluated", "version", "note", "shared_sha256"):
+    for metric in ("per", "gen", "hmean"):
+        read(tmp_path, json.dumps(changed(f"zero_shot.as_published.{metric}", None)))
+    facts = ("comparable", "manifest_sha256", "backbone_sha256", "best_on_test")
+    for key in ("parameters", "clients_not_evaluated", "version", "note", "shared_sha256", *facts):
         read(tmp_path, json.dumps(changed(key, ...)))
     for per in (0, 100.0, 33):
         read(tmp_path, json.dumps(changed("final.per", per)))
@@ -100,6 +125,26 @@ CASES = [
     *(("version", value) for value in (3, [], {})),
     *(("note", value) for value in (3, [], {})),
     *(("shared_sha256", value) for value in (3, [], {})),
+    *((f"{key}_sha256", value) for key in ("manifest", "backbone") for value in (3, [], {})),
+    *(("comparable", value) for value in (3, "yes", [])),
+    *(("clients.0.domain", value) for value in (3, [], {})),
+    *(
+        (f"final.{part}.{metric}", value)
+        for part in ("weighted", "std", "domains.dslr", "domains.dslr.std", "mean_last_five")
+        for metric in METRICS
+        for value in NO_PERCENTAGE
+    ),
+    *((f"zero_shot.as_published.{metric}", "x") for metric in ("per", "gen", "hmean")),
+    *(("final.domains", value) for value in ("x", [], None, {"dslr": 3})),
+    *(("final.mean_last_five.after_rounds", value) for value in ("x", [1.5], None, ...)),
+    *(("final.mean_last_five.reason", value) for value in (3, [], ...)),
+    *(("best_on_test.model_after_round", value) for value in (*NO_COUNT, ...)),
+    *(("best_on_test.chosen_from", value) for value in (*NO_COUNT, None, ...)),
+    *(
+        (f"best_on_test.optimism.{metric}", value)
+        for metric in METRICS
+        for value in (101, "x", ...)
+    ),
 ]
 
 

@@ -1,0 +1,124 @@
+"""`blend data partition`: who would get which images, before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blend_core.errors import ConfigError
+from blend_core.metrics import DASH
+from deploy.options import Debug, Overrides
+from deploy.signals import uninterrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from blend_core.data.manifest import Manifest
+    from blend_core.data.records import Dataset
+
+MANIFEST, PICTURE = "manifest.json", "partition.png"
+# Of more clients the table shows the first ones; the manifest and the picture have all.
+SHOWN = 40
+
+
+def partition(
+    config: Annotated[str | None, typer.Argument(help="Preset or YAML file.")] = None,
+    settings: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help=f"New or existing folder for {MANIFEST} and {PICTURE}."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show who would get which images; with --out, write it as a manifest and a picture."""
+    with uninterrupted():
+        from rich.console import Console
+
+        from blend_core.data import dealt_data
+        from blend_core.data.manifest import write_manifest
+        from blend_core.settings import load_experiment
+
+    experiment = load_experiment(config, settings or [])
+    if out is not None:
+        _prepare(out)
+    console = Console(highlight=False)
+    dataset, manifest = dealt_data(experiment)
+    _print(dataset, manifest, console)
+    if out is None:
+        return
+    write_manifest(out / MANIFEST, manifest)
+    _draw(out / PICTURE, dataset, manifest)
+    console.print(f"{out / MANIFEST}, {out / PICTURE}", markup=False, soft_wrap=True)
+
+
+def _prepare(out: Path) -> None:
+    try:
+        for name in (MANIFEST, PICTURE):
+            if (out / name).exists():
+                raise ConfigError(f"--out {out}: has a {name} already; name another folder")
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}; name a folder you may write") from None
+
+
+def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
+    """A row per client, what they have in common, and how uneven it is."""
+    from rich.table import Table
+
+    from blend_core.data.manifest import test_items
+    from blend_core.names import client_name
+
+    params = "".join(f", {name} {value}" for name, value in manifest.params.items())
+    shots = "all images" if manifest.shots is None else f"{manifest.shots} shots"
+    seen = "all classes" if manifest.subset == "all" else "base classes"
+    console.print(
+        f"{manifest.dataset}, {seen}, {shots}; {manifest.rule}{params}; few-shot seed "
+        f"{manifest.fewshot_seed}, partition seed {manifest.partition_seed}",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table()
+    domains = any(part.domain for part in manifest.clients)
+    for heading in ("client", *(["domain"] if domains else [])):
+        table.add_column(heading, overflow="fold")
+    for heading in ("train images", "classes", "test images"):
+        table.add_column(heading, justify="right")
+    count = len(manifest.clients)
+    for part in manifest.clients[:SHOWN]:
+        tested = len(test_items(dataset, part))
+        numbers = (len(part.train), len(part.classes), tested)
+        table.add_row(
+            client_name(part.id, count),
+            *([part.domain or DASH] if domains else []),
+            *(f"{number:,}" for number in numbers),
+        )
+    console.print(table)
+    if count > SHOWN:
+        console.print(f"and {count - SHOWN} more clients")
+    sizes = sorted(len(part.train) for part in manifest.clients)
+    held = [len(part.classes) for part in manifest.clients]
+    console.print(
+        f"{count} clients, {sum(sizes):,} training images: {sizes[0]:,} to {sizes[-1]:,} a client, "
+        f"median {sizes[count // 2]:,}; {min(held)} to {max(held)} classes",
+        soft_wrap=True,
+    )
+    console.print(f"manifest {manifest.sha256()}", soft_wrap=True)
+
+
+def _draw(path: Path, dataset: Dataset, manifest: Manifest) -> None:
+    from blend_core.data.manifest import class_counts
+    from blend_core.names import client_name
+    from blend_core.report.partition_picture import write_partition_picture
+
+    counts = class_counts(manifest, dataset)
+    seen = sorted({label for part in manifest.clients for label in part.classes})
+    clients = [client_name(part.id, len(manifest.clients)) for part in manifest.clients]
+    if any(part.domain for part in manifest.clients):
+        pairs = zip(clients, manifest.clients, strict=True)
+        clients = [f"{name} {part.domain or ''}".strip() for name, part in pairs]
+    names = [manifest.class_names[label] for label in seen]
+    params = "".join(f", {name} {value}" for name, value in manifest.params.items())
+    title = f"{manifest.dataset}: {manifest.rule}{params}, seed {manifest.partition_seed}"
+    write_partition_picture(path, counts[:, seen], clients, names, title)

@@ -1,0 +1,153 @@
+"""The test part that a site without test images sets aside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from blend_core.data import ClientData, Preprocess
+from blend_core.data.folders import FolderOptions, examine, load_folder
+from blend_core.data.holdout import hold_out, read_holdout
+from blend_core.data.listing import SiteImage
+from blend_core.data.store import ImageStore
+from blend_core.errors import SiteError
+
+
+def images(**counts: int) -> list[SiteImage]:
+    return [
+        SiteImage(f"train/{name}/{n:03d}.png", name)
+        for name, count in counts.items()
+        for n in range(count)
+    ]
+
+
+def drawn(share: float, **counts: int) -> dict[str, int]:
+    """How many images of each class are held out."""
+    train, test, _ = hold_out(images(**counts), share, {})
+    assert sorted([*train, *test], key=lambda i: i.path) == images(**counts)
+    return {name: sum(i.class_name == name for i in test) for name in counts}
+
+
+def test_a_share_of_every_class_with_at_least_five_images_is_held_out() -> None:
+    assert drawn(0.2, ant=4, bee=5, cat=7, dog=8, emu=100) == {
+        "ant": 0,
+        "bee": 1,
+        "cat": 1,  # 1.4
+        "dog": 2,  # 1.6
+        "emu": 20,
+    }
+
+
+def test_a_class_never_loses_all_and_never_gives_none() -> None:
+    assert drawn(0.01, ant=5) == {"ant": 1}
+    assert drawn(0.99, ant=5) == {"ant": 4}
+
+
+def test_the_draw_is_by_chance_and_the_same_everywhere() -> None:
+    first = hold_out(images(ant=100, bee=100), 0.5, {})[2]
+    assert first == hold_out(images(ant=100, bee=100), 0.5, {})[2]
+    numbers = [{path[-7:-4] for path in paths} for paths in first.values()]
+    assert numbers[0] != numbers[1]
+    assert numbers[0] != {f"{n:03d}" for n in range(50)}
+
+
+def test_images_that_come_later_are_trained_on_and_the_test_part_stays() -> None:
+    _, test, held = hold_out(images(ant=10, bee=4), 0.2, {})
+    train, later, again = hold_out(images(ant=50, bee=50, cat=5), 0.2, held)
+    assert [i for i in later if i.class_name == "ant"] == list(test)
+    # Bees had too few when they were first seen: all of them have been trained on since.
+    assert not [i for i in later if i.class_name == "bee"]
+    assert sum(i.class_name == "cat" for i in later) == 1
+    assert len(train) + len(later) == 105
+    assert again["ant"] == held["ant"]
+
+
+PRE = Preprocess(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+def add(root: Path, part: str, name: str, numbers: range) -> None:
+    folder = root / part / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in numbers:
+        Image.new("RGB", (40, 40), (n, len(name), ord(name[0]))).save(folder / f"{n}.png")
+
+
+def load(root: Path, options: FolderOptions) -> ClientData:
+    return load_folder(root, PRE, options, ImageStore(10**7))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    add(tmp_path / "data", "train", "cat", range(10))
+    add(tmp_path / "data", "train", "horse", range(4))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> FolderOptions:
+    return FolderOptions("node", (), "a {}.", 0.2, tmp_path / "state" / "holdout" / "oslo.json")
+
+
+def reds(data: ClientData) -> list[int]:
+    return [int(image[0, 0, 0]) for image in data.test_base.images]
+
+
+def test_the_test_part_stays_the_same_over_rounds_although_images_are_added(
+    site: Path, options: FolderOptions
+) -> None:
+    first = load(site, options)
+    assert (len(first.train), len(first.test_base)) == (12, 2)
+    assert first.test_base.labels.tolist() == [0, 0]
+    add(site, "train", "cat", range(10, 30))
+    second = load(site, options)
+    assert (len(second.train), reds(second)) == (32, reds(first))
+    assert options.holdout_file is not None
+    held = json.loads(options.holdout_file.read_text())
+    assert sorted(held) == ["cat", "horse"]
+    assert held["horse"] == []
+
+
+def test_the_check_shows_the_same_part_and_writes_nothing(
+    site: Path, options: FolderOptions
+) -> None:
+    found = examine(site, options)
+    assert found.train == {"cat": 8, "horse": 4}
+    assert found.test == {"cat": 2}
+    assert options.holdout_file is not None
+    assert not options.holdout_file.parent.exists()
+
+
+def test_a_site_with_test_images_and_one_that_does_not_ask_keep_theirs(
+    site: Path, options: FolderOptions
+) -> None:
+    assert len(load(site, replace(options, holdout=0.0)).train) == 14
+    add(site, "test", "horse", range(50, 51))
+    data = load(site, options)
+    assert (len(data.train), len(data.test_base)) == (14, 1)
+    assert options.holdout_file is not None
+    assert not options.holdout_file.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cat": 3}', '{"cat": [1]}', "{"])
+def test_a_damaged_file_is_named_and_not_drawn_anew(
+    site: Path, options: FolderOptions, text: str
+) -> None:
+    assert options.holdout_file is not None
+    options.holdout_file.parent.mkdir(parents=True)
+    options.holdout_file.write_text(text)
+    with pytest.raises(SiteError, match=r"oslo\.json: damaged; restore"):
+        load(site, options)
+    assert options.holdout_file.read_text() == text
+
+
+def test_file_names_that_are_no_text_are_remembered_too(site: Path, options: FolderOptions) -> None:
+    (site / "train/cat/0.png").rename(site / "train/cat" / "\udcff.png")
+    options = replace(options, holdout=0.9)
+    first = load(site, options)
+    assert options.holdout_file is not None
+    assert len(read_holdout(options.holdout_file)["cat"]) == 9
+    assert reds(load(site, options)) == reds(first)

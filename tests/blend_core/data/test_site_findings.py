@@ -1,0 +1,319 @@
+"""Every code of PROTOCOL 7.3: one folder for each, through the check and where a site trains."""
+
+from __future__ import annotations
+
+import logging
+import os
+import unicodedata
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from blend_core.data import ClientData, Preprocess
+from blend_core.data.folders import Examination, FolderOptions, examine, load_folder
+from blend_core.data.images import MAX_PIXELS
+from blend_core.data.store import ImageStore
+from blend_core.errors import SiteError
+
+PRE = Preprocess(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+NODE = FolderOptions("node", (), "a photo of a {}.")
+
+
+def add(root: Path, *places: str, size: tuple[int, int] = (32, 32)) -> None:
+    """Write a picture of its own colour to each place below `root`."""
+    for place in places:
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        colour = np.random.default_rng(list(place.encode())).integers(0, 256, 3)
+        Image.new("RGB", size, tuple(map(int, colour))).save(path)
+
+
+def load(root: Path, options: FolderOptions = NODE) -> ClientData:
+    return load_folder(root, PRE, options, ImageStore(10**7))
+
+
+def codes(found: Examination) -> list[str]:
+    return [finding.code for finding in found.findings]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder in which nothing is wrong."""
+    add(tmp_path, *(f"train/{name}/{n}.png" for name in ("cat", "dog") for n in (1, 2)))
+    add(tmp_path, "test/cat/9.png", "test/dog/9.png")
+    return tmp_path
+
+
+def manifest(site: Path, *lines: str) -> None:
+    (site / "manifest.csv").write_text("\n".join(["path,label,split", *lines]))
+
+
+def no_folder(site: Path) -> None:
+    site.rename(site.with_name("elsewhere"))
+
+
+def no_parts(site: Path) -> None:
+    (site / "train").rename(site / "training")
+    (site / "test").rename(site / "testing")
+
+
+def loose(site: Path) -> None:
+    add(site, "train/1.png")
+
+
+def wrong_split(site: Path) -> None:
+    manifest(site, "train/cat/1.png,cat,tran", "train/dog/1.png,dog,train")
+
+
+def way_out(site: Path) -> None:
+    manifest(site, "../cat.png,cat,train", "train/dog/1.png,dog,train")
+
+
+def no_image(site: Path) -> None:
+    (site / "train/cat/bad.png").write_bytes(b"")
+
+
+def one_class(site: Path) -> None:
+    for part in ("train", "test"):
+        (site / part / "dog").rename(site / f"{part}-dog")
+
+
+def no_images(site: Path) -> None:
+    for path in site.rglob("*.png"):
+        path.unlink()
+
+
+def same_reading(site: Path) -> None:
+    add(site, "train/Red_Fox/1.png", "train/Red_Fox/2.png", "train/red fox/1.png")
+    add(site, "train/red fox/2.png")
+
+
+def empty_name(site: Path) -> None:
+    add(site, "train/_/1.png", "train/_/2.png")
+
+
+def empty_folder(site: Path) -> None:
+    (site / "train/emu").mkdir()
+
+
+def only_tested(site: Path) -> None:
+    add(site, "test/emu/1.png")
+
+
+def repeated(site: Path) -> None:
+    (site / "test/cat/same.png").write_bytes((site / "train/dog/1.png").read_bytes())
+
+
+def too_few(site: Path) -> None:
+    add(site, "train/emu/1.png")
+
+
+def small(site: Path) -> None:
+    add(site, "train/cat/small.png", size=(31, 40))
+
+
+@pytest.mark.parametrize(
+    ("code", "spoil"),
+    [
+        ("E01", no_folder),
+        ("E02", no_parts),
+        ("E03", loose),
+        ("E04", wrong_split),
+        ("E05", way_out),
+        ("E06", no_image),
+        ("E07", one_class),
+        ("E08", no_images),
+        ("E09", same_reading),
+        ("E12", empty_name),
+    ],
+)
+def test_each_error_is_found_by_the_check_and_keeps_the_site_from_joining(
+    site: Path, code: str, spoil: Callable[[Path], None]
+) -> None:
+    assert codes(examine(site, NODE)) == []
+    load(site)
+    spoil(site)
+    found = examine(site, NODE)
+    assert [finding.code for finding in found.errors] == [code]
+    with pytest.raises(SiteError) as refusal:
+        load(site)
+    assert str(refusal.value) == str(found.errors[0])
+    assert str(refusal.value).startswith(f"{code} ")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "spoil"),
+    [
+        ("W01", empty_folder),
+        ("W02", only_tested),
+        ("W04", repeated),
+        ("W05", too_few),
+        ("W06", small),
+    ],
+)
+def test_each_warning_is_found_and_logged_and_the_site_joins(
+    site: Path, code: str, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil(site)
+    assert codes(examine(site, NODE)) == [code]
+    assert caplog.text == ""
+    with caplog.at_level(logging.WARNING):
+        load(site)
+    assert f" {code} {site}" in caplog.text
+
+
+def test_e10_and_e12_depend_on_the_settings(site: Path) -> None:
+    wrong = replace(NODE, label_space="federation", federation_classes=("cat", "owl"), template="a")
+    assert codes(examine(site, wrong)) == ["E12", "E10"]
+
+
+def test_the_check_names_every_error_and_not_only_the_first(site: Path) -> None:
+    for spoil in (loose, no_image, same_reading, empty_name, small, repeated):
+        spoil(site)
+    assert sorted(codes(examine(site, NODE))) == ["E03", "E06", "E09", "E12", "W04", "W06"]
+
+
+def test_w03_bad_images_are_left_out_on_demand_and_counted(
+    site: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (site / "train/cat/1.png").write_bytes(b"no image")
+    (site / "test/dog/9.png").unlink()
+    (site / "test/dog/9.png").symlink_to(site / "nowhere")
+    options = replace(NODE, skip_bad=True)
+    found = examine(site, options)
+    assert [f.code for f in found.findings] == ["W03", "W05"]
+    assert '2 images left out: "train/cat/1.png", "test/dog/9.png"' in str(found.findings[0])
+    data = load(site, options)
+    assert data.train.labels.tolist() == [0, 1, 1]
+    assert data.test_base.labels.tolist() == [0]
+    assert "W03" in caplog.text
+
+
+def test_e08_when_no_usable_image_is_left(site: Path) -> None:
+    for path in site.rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(SiteError, match=r"^E08 .* no usable image is left"):
+        load(site, replace(NODE, skip_bad=True))
+
+
+def test_w04_is_an_error_where_strict(site: Path) -> None:
+    repeated(site)
+    strict = replace(NODE, strict=True)
+    assert [str(error) for error in examine(site, strict).errors] == [
+        f'W04 {site}: 1 test image also occurs in train: "test/cat/same.png"; scores will be too '
+        "high; remove one of the two"
+    ]
+    with pytest.raises(SiteError, match=r"^W04 "):
+        load(site, strict)
+
+
+def test_w04_compares_bytes_and_not_sizes(site: Path) -> None:
+    same = (site / "train/dog/1.png").read_bytes()
+    (site / "test/cat/9.png").write_bytes(same[:-1] + b"x")
+    assert "W04" not in codes(examine(site, replace(NODE, skip_bad=True)))
+
+
+def test_w05_a_class_more_than_fifty_times_larger(site: Path) -> None:
+    add(site, *(f"train/cat/more{n}.png" for n in range(98)))
+    assert codes(examine(site, NODE)) == []  # 100 and 2
+    add(site, "train/cat/one-more.png")
+    (found,) = examine(site, NODE).findings
+    assert str(found) == (
+        f'W05 {site}: "cat" has 101 training images, "dog" 2, more than 50 times fewer'
+    )
+
+
+def test_w06_an_image_beyond_the_decompression_limit_is_left_out(site: Path) -> None:
+    Image.new("1", (MAX_PIXELS // 9000, 9001)).save(site / "train/cat/huge.png")
+    (found,) = examine(site, NODE).findings
+    assert found.code == "W06"
+    assert '"train/cat/huge.png"; shrink them' in found.message
+    assert load(site).train.labels.tolist() == [0, 0, 1, 1]
+
+
+def test_one_trained_class_among_several_is_warned_about(site: Path) -> None:
+    one_class(site)
+    (site / "classes.txt").write_text("cat\ndog\n")
+    (found,) = examine(site, NODE).findings
+    assert 'only "cat" has training images' in found.message
+
+
+def test_counts_are_of_usable_images_by_class(site: Path) -> None:
+    no_image(site)
+    add(site, "novel/yak/1.png")
+    found = examine(site, NODE)
+    assert found.train == {"cat": 2, "dog": 2}
+    assert found.test == {"cat": 1, "dog": 1}
+    assert found.novel == {"yak": 1}
+    assert found.base_names == ("cat", "dog")
+
+
+def test_every_image_is_decoded_once_and_progress_reaches_the_end(site: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    examine(site, NODE, lambda done, total: steps.append((done, total)))
+    assert sorted(steps) == [(n, 6) for n in range(1, 7)]
+
+
+def test_odd_but_usable_images_are_used(site: Path) -> None:
+    folder = site / "train/cat"
+    Image.new("P", (40, 40)).save(folder / "palette.png")
+    Image.new("L", (40, 40)).save(folder / "grey.jpg")
+    Image.new("CMYK", (40, 40)).save(folder / "cmyk.jpg")
+    Image.new("RGBA", (40, 40)).save(folder / "alpha.webp")
+    Image.fromarray(np.zeros((40, 40), np.uint16)).save(folder / "deep.tiff")
+    frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "blue")]
+    frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
+    (folder / "x.jpg").mkdir()
+    add(site, "train/cat/x.jpg/a/b/deep.PNG")
+    assert examine(site, NODE).findings == ()
+    assert load(site).train.labels.tolist() == [0] * 9 + [1] * 2
+
+
+def test_an_image_that_is_cut_short_is_named(site: Path) -> None:
+    whole = (site / "train/cat/1.png").read_bytes()
+    (site / "train/cat/1.png").write_bytes(whole[: len(whole) // 2])
+    assert codes(examine(site, NODE)) == ["E06", "W05"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_files_and_folders_without_permission_are_named(site: Path) -> None:
+    (site / "train/cat/1.png").chmod(0)
+    (site / "train/dog").chmod(0)
+    found = codes(examine(site, NODE))
+    (site / "train/dog").chmod(0o700)
+    assert found[:2] == ["E01", "W02"]
+    assert "E06" in found
+
+
+def test_two_folders_whose_accents_are_spelt_differently_are_one_name(site: Path) -> None:
+    for form in ("NFC", "NFD"):
+        name = unicodedata.normalize(form, "café")
+        add(site, f"train/{name}/1.png", f"train/{name}/2.png")
+    (found,) = examine(site, NODE).findings
+    assert found.code == "E09"
+    assert 'two folders are called "café"' in found.message
+
+
+def test_a_message_stays_one_line_whatever_a_folder_is_called(site: Path) -> None:
+    (site / "train/a\nb\x1b[31m").mkdir()
+    (found,) = examine(site, NODE).findings
+    assert str(found) == f"W01 {site}/train/a b[31m: ignored, no images in it"
+
+
+def test_a_folder_whose_name_is_no_text_is_named_in_text(site: Path) -> None:
+    folder = os.fsencode(site / "train") + b"/\xff\xfe"
+    os.mkdir(folder)
+    for name in (b"1.png", b"2.png"):
+        Path(os.fsdecode(folder + b"/" + name)).write_bytes(
+            (site / "train/cat" / os.fsdecode(name)).read_bytes()
+        )
+    (found,) = examine(site, NODE).findings
+    assert (
+        str(found).encode()
+        == f'E12 {site}: class name "\\udcff\\udcfe" is not UTF-8; rename it'.encode()
+    )
