@@ -65,8 +65,10 @@ class Record:
         now = time.time()
         self.members = dict(members)
         counts = {client: reply.statistics["counts"] for client, reply in members.items()}
+        self.zero_shot = _summary(counts)
         published = zero_shot_as_published(counts)
-        self.zero_shot = {**_summary(counts), "as_published": published}
+        if published["gen"] is not None:  # Only papers with new classes print it like that.
+            self.zero_shot["as_published"] = published
         evaluating = _covered(_spans(members.values(), "evaluate_span"), (self.started, now))
         self.seconds["evaluation"] += evaluating
         self.seconds["start_up"] = now - self.started - evaluating

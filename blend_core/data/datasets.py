@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
@@ -45,6 +46,7 @@ class Description(BaseModel):
     classes: int | list[str]
     domains: list[str] = []
     counts: dict[str, int]
+    broken: int = 0
     base_new: bool = False
     duplicate_names: bool = False
     checked: bool = True
@@ -163,18 +165,26 @@ def file_sha256(path: Path) -> str:
 def _require_counts(dataset: Dataset, description: Description, root: Path) -> None:
     found = {part: len(getattr(dataset, part)) for part in ("train", "val", "test")}
     found["total"] = sum(found.values())
-    wrong = {part: n for part, n in description.counts.items() if found[part] != n}
+    wrong = {
+        part: n
+        for part, n in description.counts.items()
+        if not n - description.broken <= found[part] <= n
+    }
     if len(dataset.names) != description.class_count:
         raise SiteError(
             f"{dataset.kind}: {len(dataset.names)} classes, expected {description.class_count}; "
             f"restore {root / description.folder}"
         )
+    if not description.duplicate_names and len(set(dataset.names)) < len(dataset.names):
+        name, _ = Counter(dataset.names).most_common(1)[0]
+        raise SiteError(f"{dataset.kind}: two classes are called {name!r}; restore the lists")
     if wrong:
         listed = ", ".join(f"{found[part]:,} {part} images, not {n:,}" for part, n in wrong.items())
-        source = ", ".join(dataset.sources) or description.folder
+        source = ", ".join(list(dataset.sources)[:3])
+        doubt = "" if description.checked else " (as commonly stated; not counted by us)"
         raise SiteError(
-            f"{dataset.kind}: {listed}; {source} below {root} differ from the published ones; "
-            "restore them"
+            f"{dataset.kind}: {listed}{doubt}; {source} below {root} differ from the published "
+            "ones; restore them"
         )
 
 
