@@ -57,3 +57,14 @@ def step(
     from benchmarks.step import measure
 
     measure(model, batch, classes, repeats)
+
+
+@bench.command()
+def data(
+    images: Annotated[int, typer.Option(min=1, help="Photos to make.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed passes of each kind.")] = 5,
+) -> None:
+    """From files to batches: decode once, memory and file, batches ahead, crops one by one."""
+    from benchmarks.data import measure
+
+    measure(images, repeats)
