@@ -93,10 +93,10 @@ def prepare_test(image: Tensor, pre: Preprocess) -> Tensor:
 
 
 def limit_size(image: Tensor, pre: Preprocess) -> Tensor:
-    """Shrink a training image whose shorter side is above 2 S to 2 S; others stay as they are.
+    """Shrink a training image whose shorter side is above 4 S to 4 S; others stay as they are.
 
-    All training images of a site stay in memory, and a 12-megapixel photo is 36 MB. At 2 S the
-    crops that cover a quarter of the image or more still have every pixel that the tower sees.
+    A client's training images are kept, and a 12-megapixel photo is 36 MB. At 4 S the smallest
+    crops, 8 % of the area, still have about as many pixels as the tower sees.
 
     Args:
         image: uint8, shape [3, H, W].
@@ -109,7 +109,7 @@ def limit_size(image: Tensor, pre: Preprocess) -> Tensor:
         ValueError: `image` has another type or shape.
     """
     _check(image)
-    limit = 2 * pre.size
+    limit = _KEPT * pre.size
     return _scaled(image, limit, pre) if min(image.shape[1:]) > limit else image
 
 
@@ -260,6 +260,8 @@ def cifar_preprocess(kind: str, pre: Preprocess, own_statistics: bool) -> Prepro
     return Preprocess(pre.size, mean, std, "bilinear", crop=False, flip=False, resize_last=True)
 
 
+# Shorter side of a kept training image, in multiples of S.
+_KEPT = 4
 _TRIES = 10
 _DRAWS = 1 + 2 + 2 * _TRIES  # flip; place down and right; area and aspect of every try
 _ASPECT = (3 / 4, 4 / 3)

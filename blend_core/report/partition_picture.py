@@ -53,8 +53,9 @@ def draw_partition(
     from matplotlib.figure import Figure
 
     rows, columns = counts.shape
-    width = min(16.0, max(6.0, 3.5 + 0.16 * columns))  # inches
-    height = min(16.0, max(3.2, 1.8 + 0.16 * rows + (0.8 if columns <= _NAMED else 0)))
+    across, down = (0.16 if n <= _NAMED else 0.06 for n in (columns, rows))  # inches a square
+    width = min(16.0, max(6.0, 3.5 + across * columns))
+    height = min(16.0, max(3.2, 1.8 + down * rows + (0.8 if columns <= _NAMED else 0)))
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     grid = figure.add_gridspec(1, 2, width_ratios=(max(3.0, width - 3.0), 1.6))
     axes, bars = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
@@ -71,8 +72,10 @@ def draw_partition(
         vmin=None if norm else 0,
         vmax=None if norm else most,
     )
-    figure.colorbar(image, ax=axes, label="training images", pad=0.01)
-    axes.set_title(title, fontsize=10, loc="left")
+    scale = figure.colorbar(image, ax=axes, pad=0.01)
+    scale.set_label("training images", fontsize=8)
+    scale.ax.tick_params(labelsize=7)
+    axes.set_title(title, fontsize=9, loc="left")
     _name_ticks(axes.yaxis, clients, "client", 0)
     _name_ticks(axes.xaxis, classes, "class", 90)
     bars.barh(range(rows), counts.sum(1), color="#0072B2")

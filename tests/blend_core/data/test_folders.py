@@ -71,9 +71,9 @@ def test_files_are_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 
 def test_test_images_are_prepared_and_training_images_kept_for_crops(site: Path) -> None:
-    add(site, "train/cat/0.png", "test/cat/0.png", size=(60, 40))
+    add(site, "train/cat/0.png", "test/cat/0.png", size=(60, 40))  # 4 x 8 is 32
     data = load(site)
-    assert data.train.images[0].shape == (3, 16, 24)
+    assert data.train.images[0].shape == (3, 32, 48)
     assert data.test_base.images[0].shape == (3, 8, 8)
 
 

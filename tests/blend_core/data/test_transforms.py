@@ -72,9 +72,17 @@ def test_normalise_by_hand() -> None:
     assert batch.flatten().tolist() == [255, 0, 51]
 
 
-def test_training_images_are_kept_at_no_more_than_twice_the_input_size() -> None:
-    assert limit_size(photo(300, 200), PRE).shape == (3, 144, 96)
-    assert limit_size(photo(96, 400), PRE).shape == (3, 96, 400)
+def test_training_images_are_kept_at_no_more_than_four_times_the_input_size() -> None:
+    assert limit_size(photo(600, 400), PRE).shape == (3, 288, 192)
+    assert limit_size(photo(192, 400), PRE).shape == (3, 192, 400)
+
+
+def test_crops_of_a_kept_photo_are_close_to_those_of_the_whole() -> None:
+    whole = photo(900, 1200)
+    crops = [augment([i], PRE, 0.08, 0, generator()).int() for i in (whole, limit_size(whole, PRE))]
+    difference = (crops[0] - crops[1]).abs().float()
+    assert float(difference.mean()) < 2
+    assert float(difference.max()) < 60  # at the edges of the pasted square
 
 
 def test_no_crop_and_no_flip_is_the_test_preparation() -> None:
