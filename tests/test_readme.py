@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import blend_core
-from blend_core.config import parse_experiment
+from blend_core.config import DATASET_KINDS, Rule, parse_experiment
+from blend_core.data.datasets import describe
 from blend_core.report.reproductions import read_reproductions
 from blend_core.settings import preset_names
 
@@ -15,10 +17,35 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_linked_files_exist():
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_linked_files_and_headings_exist():
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    assert len(pages) > 4
+    for page in pages:
+        links = re.findall(r"\]\(([^):]*)\)", page.read_text())
+        assert page.name != "README.md" or links
+        for link in links:
+            path, _, heading = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), (page.name, link)
+            if heading:
+                titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+                anchors = {re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles}
+                assert heading in anchors, (page.name, link)
+
+
+def test_every_data_set_partition_finding_and_node_setting_is_documented():
+    text = (ROOT / "docs" / "data.md").read_text()
+    words = [f"`{kind}`" for kind in DATASET_KINDS] + [f"`{rule}`" for rule in get_args(Rule)]
+    words += [
+        f"| {kind}{n:02d} |" for kind, last in (("E", 12), ("W", 6)) for n in range(1, last + 1)
+    ]
+    words += ["data-dir", "holdout", "skip-bad", "strict", "prompt-template", "image-memory"]
+    assert [word for word in words if word not in text] == []
+    for kind in DATASET_KINDS:
+        counts = describe(kind).counts
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{kind}` |"))
+        assert all(f"{n:,}" in row for n in counts.values() if n), kind
+        assert f"| {describe(kind).class_count:,} |" in row
 
 
 def test_the_settings_it_names_are_settings():
