@@ -54,7 +54,7 @@ def class_names(experiment: Experiment) -> tuple[str, ...]:
         return tuple(combination.name for combination in (*base, *new))
     if data.kind == "folders":
         return tuple(data.classes)
-    if data.root is None or not os.path.isdir(data.root):
+    if data.root is None or not os.path.isdir(os.path.join(data.root, describe(data.kind).folder)):
         return ()
     return read_dataset(data.kind, Path(data.root)).names
 
