@@ -76,7 +76,8 @@ def check(
     with _progress(console) as progress:
         found = examine(folder, options, progress)
     findings = [*found.findings, *_too_long(found, template, described)]
-    console.print(_table(found))
+    if found.train or found.test or found.novel:
+        console.print(_table(found))
     if found.domains:
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(found.domains.items()))
         console.print(printable(f"domains: {counts}"))

@@ -100,7 +100,7 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
     sizes = sorted(len(part.train) for part in manifest.clients)
     held = [len(part.classes) for part in manifest.clients]
     console.print(
-        f"{count} clients, {sum(sizes):,} training images: {sizes[0]:,} to {sizes[-1]:,} a client, "
+        f"{count} client{'' if count == 1 else 's'}, {sum(sizes):,} training images: {sizes[0]:,} to {sizes[-1]:,} a client, "
         f"median {sizes[count // 2]:,}; {min(held)} to {max(held)} classes",
         soft_wrap=True,
     )

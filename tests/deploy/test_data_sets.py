@@ -36,9 +36,14 @@ def results(out: Path) -> dict[str, Any]:
     return found
 
 
-def test_every_engine_gives_the_same_bytes_on_the_same_manifest(root, tmp_path, tiny_experiment):
+@pytest.mark.parametrize(
+    "engine", [run_processes, pytest.param(run_simulation, marks=pytest.mark.slow)]
+)
+def test_every_engine_gives_the_same_bytes_on_the_same_manifest(
+    root, tmp_path, tiny_experiment, engine
+):
     experiment = tiny_experiment(rounds=1, data=settings(root))
-    engines = {"loop": run_loop, "processes": run_processes, "simulation": run_simulation}
+    engines = {"loop": run_loop, "other": engine}
     for name, engine in engines.items():
         engine(experiment, tmp_path / name, f"fed-{name}")
     loop, *others = (results(tmp_path / name) for name in engines)

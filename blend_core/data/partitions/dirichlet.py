@@ -17,8 +17,11 @@ __all__ = ["ATTEMPTS", "Split", "cut", "dirichlet"]
 Split = tuple[list[int], list[int]]
 
 ATTEMPTS = 10_000
-# So many attempts are drawn at a time, and after the first ones hopeless cases are given up.
+# So many attempts are drawn at a time.
 _BATCH = 250
+# After so many attempts the best one must have served this share of the clients, or there is no
+# hope: where a draw succeeds at all, the best ones before it lack a client or two.
+_HOPE = {_BATCH: 0.5, 4 * _BATCH: 0.9}
 
 
 def dirichlet(
@@ -68,10 +71,10 @@ def dirichlet(
         shares, served = _attempts(sizes, clients, beta, least, generator)
         if (served == clients).any():
             break
-        best = max(best, int(served.max()))
-        if best < clients / 2 or attempt + _BATCH >= ATTEMPTS:
+        best, drawn = max(best, int(served.max())), attempt + _BATCH
+        if best < clients * _HOPE.get(drawn, 0) or drawn >= ATTEMPTS:
             raise ConfigError(
-                f"data.partition dirichlet ({what}): in {attempt + _BATCH} draws at most {best} "
+                f"data.partition dirichlet ({what}): in {drawn} draws at most {best} "
                 f"clients got {least} training and test images; set a larger data.alpha or fewer "
                 "clients"
             )

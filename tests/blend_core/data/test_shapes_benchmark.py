@@ -117,8 +117,8 @@ def test_another_backbone_size_is_reached_by_resizing() -> None:
     data = load_shapes(experiment(), 0, Preprocess(96, MEAN, STD))
     assert {tuple(i.shape) for i in data.test_base.images} == {(3, 96, 96)}
     assert {tuple(i.shape) for i in data.train.images} == {(3, 48, 48)}
-    small = load_shapes(experiment(), 0, Preprocess(16, MEAN, STD))
-    assert {tuple(i.shape) for i in small.train.images} == {(3, 32, 32)}
+    small = load_shapes(experiment(), 0, Preprocess(8, MEAN, STD))
+    assert {tuple(i.shape) for i in small.train.images} == {(3, 32, 32)}  # 4 x 8
 
 
 def test_a_client_of_the_real_size_loads_quickly() -> None:
