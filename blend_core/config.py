@@ -7,25 +7,18 @@ the value and what is allowed.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
-from blend_core.errors import ConfigError, one_line
+from blend_core.errors import ConfigError
+from blend_core.schema import Section, validation_line
 
 Precision = Literal["fp32", "bf16", "fp16"]
 # A template that stands for the data set's own.
 COOP = "coop"
-
-
-class Section(BaseModel):
-    """A group of settings: immutable, no unknown keys, no silent casts such as "3" to 3."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class MethodConfig(Section):
@@ -369,7 +362,7 @@ class Experiment(Section):
         try:
             return {**data, "method": kind(**named)}
         except ValidationError as error:
-            raise ConfigError(_one_line(error, kind, "method.")) from None
+            raise ConfigError(validation_line(error, kind, "method.")) from None
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
@@ -418,38 +411,6 @@ def parse_experiment(data: Mapping[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, Experiment)) from None
+        raise ConfigError(validation_line(error, Experiment)) from None
     except RecursionError:
         raise ConfigError("the settings contain themselves (a YAML alias)") from None
-
-
-def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted names of all settings of a model and its sections."""
-    found: list[str] = []
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        key = f"{prefix}{field.alias or name}"
-        if isinstance(kind, type) and issubclass(kind, Section):
-            found += _known_keys(kind, f"{key}.")
-        found.append(key)
-    return found
-
-
-def _one_line(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """What is wrong, by key; for an unknown key the nearest one of the model that was read."""
-    parts = []
-    for item in error.errors(include_url=False):
-        place = ".".join(str(part) for part in item["loc"])
-        key = f"{prefix}{place}" or "experiment"
-        if item["type"] == "extra_forbidden":
-            near = get_close_matches(place, _known_keys(model), 1)
-            hint = f"; did you mean {prefix}{near[0]}?" if near else ""
-            parts.append(f"{key}: unknown key{hint}")
-            continue
-        text = item["msg"].removeprefix("Value error, ")
-        shown = item.get("input")
-        value = (
-            "" if isinstance(shown, (dict, BaseModel)) else f" = {json.dumps(shown, default=str)}"
-        )
-        parts.append(f"{key}{value}: {text[:1].lower()}{text[1:]}")
-    return one_line("; ".join(parts))

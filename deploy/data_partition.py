@@ -99,8 +99,9 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
         console.print(f"and {count - SHOWN} more clients")
     sizes = sorted(len(part.train) for part in manifest.clients)
     held = [len(part.classes) for part in manifest.clients]
+    clients = "1 client" if count == 1 else f"{count} clients"
     console.print(
-        f"{count} client{'' if count == 1 else 's'}, {sum(sizes):,} training images: {sizes[0]:,} to {sizes[-1]:,} a client, "
+        f"{clients}, {sum(sizes):,} training images: {sizes[0]:,} to {sizes[-1]:,} a client, "
         f"median {sizes[count // 2]:,}; {min(held)} to {max(held)} classes",
         soft_wrap=True,
     )
