@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
-from PIL import Image
 from torch import Tensor
 
 from blend_core.data.findings import Finding, error, warning
-from blend_core.data.images import MAX_PIXELS, decode_image
+from blend_core.data.images import MAX_PIXELS, TooLargeError, decode_image
 from blend_core.data.listing import SiteImage
 from blend_core.data.store import ImageStore, load_images
 from blend_core.data.vocabulary import quoted
@@ -73,7 +71,7 @@ class Decoder:
         self._small += [image.path for image in images if image in small]
         for position, failure in failures:
             path = self._data_dir / images[position].path
-            if _too_large(path):
+            if isinstance(failure, TooLargeError):
                 self._too_large.append(images[position].path)
             else:
                 self._bad.append((images[position].path, str(failure).removeprefix(f"{path}: ")))
@@ -105,17 +103,3 @@ class Decoder:
                 f"{quoted(self._small)}; they are used"
             )
             findings.append(warning("W06", text))
-
-
-def _too_large(path: Path) -> bool:
-    """Whether an image has more pixels than are decoded; only asked where decoding failed."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(path)
-        with image:
-            return image.width * image.height > MAX_PIXELS
-    except Image.DecompressionBombError:
-        return True
-    except Exception:  # Decoders raise all sorts of things on damaged files.
-        return False

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from blend_core.errors import SiteError
 
-__all__ = ["MAX_ASPECT", "MAX_PIXELS", "SUFFIXES", "decode_image", "is_image_name"]
+__all__ = [
+    "MAX_ASPECT",
+    "MAX_PIXELS",
+    "SUFFIXES",
+    "TooLargeError",
+    "decode_image",
+    "is_image_name",
+]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 """File name endings that count as images, in lower case."""
@@ -38,6 +45,10 @@ _TRANSPOSE = {
 }
 
 
+class TooLargeError(SiteError):
+    """An image with more than `MAX_PIXELS`."""
+
+
 def is_image_name(name: str) -> bool:
     """Whether a file name ends like an image, in any case."""
     return Path(name).suffix.lower() in SUFFIXES
@@ -58,20 +69,23 @@ def decode_image(path: Path, upright: bool = True) -> Tensor:
 
     Raises:
         SiteError: the file is missing, of another kind, damaged, cut short, too large or too
-            narrow; the message names it.
+            narrow; the message names it. `TooLargeError` if it is too large.
     """
     if not is_image_name(path.name):
         raise SiteError(f"{path}: not one of {', '.join(sorted(SUFFIXES))}")
     if not os.path.isfile(path):
-        raise SiteError(f"{path}: no such file")
+        what = "no regular file" if os.path.exists(path) else "no such file"
+        raise SiteError(f"{path}: {what}")
     try:
         # The size is known before the pixels are decoded, and checked in `_pixels` instead.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path, formats=_FORMATS) as image:
                 pixels = _pixels(image, upright)
-    except Image.DecompressionBombError:
-        raise SiteError(f"{path}: {_too_large()}") from None
+    except (Image.DecompressionBombError, _TooManyPixelsError):
+        raise TooLargeError(
+            f"{path}: more than {MAX_PIXELS:,} pixels; shrink or remove it"
+        ) from None
     except _UnusableError as error:
         raise SiteError(f"{path}: {error}") from None
     except UnidentifiedImageError:
@@ -88,15 +102,15 @@ class _UnusableError(Exception):
     """The image is whole, but not one that we take."""
 
 
-def _too_large() -> str:
-    return f"more than {MAX_PIXELS:,} pixels; shrink or remove it"
+class _TooManyPixelsError(Exception):
+    """Pillow's own limit is higher."""
 
 
 def _pixels(image: Image.Image, upright: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """RGB, uint8, shape [H, W, 3]."""
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise _UnusableError(_too_large())
+        raise _TooManyPixelsError
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise _UnusableError(f"{width} x {height} pixels is too narrow; crop or remove it")
     image.load()

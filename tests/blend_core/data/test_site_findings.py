@@ -317,3 +317,10 @@ def test_a_folder_whose_name_is_no_text_is_named_in_text(site: Path) -> None:
         str(found).encode()
         == f'E12 {site}: class name "\\udcff\\udcfe" is not UTF-8; rename it'.encode()
     )
+
+
+def test_a_pipe_among_the_images_is_named_and_nobody_waits_for_it(site: Path) -> None:
+    os.mkfifo(site / "train" / "cat" / "pipe.png")
+    found = examine(site, NODE)
+    assert codes(found) == ["E06"]
+    assert "no regular file" in found.errors[0].message
