@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from blend_core.errors import BlendError, ConfigError, one_line
+from blend_core.errors import BlendError, ConfigError, error_from_code, one_line
 from blend_core.report.labels import differing, settings_label
 from deploy.check import check
 
@@ -153,6 +153,7 @@ def resolve(sweep: Sweep) -> dict[Cell, Experiment]:
 
     Raises:
         ConfigError: what is wrong with which cells; one line per mistake.
+        SiteError: the same, if nothing but images is missing.
     """
     from blend_core.settings import load_experiment
 
@@ -161,6 +162,7 @@ def resolve(sweep: Sweep) -> dict[Cell, Experiment]:
     first: dict[str, Cell] = {}
     checked: set[Any] = set()
     wrong: dict[str, list[str]] = {}
+    codes: set[int] = set()
     for cell in sweep.cells:
         try:
             found[cell] = load_experiment(sweep.base, cell.overrides)
@@ -173,10 +175,13 @@ def resolve(sweep: Sweep) -> dict[Cell, Experiment]:
                 )
         except BlendError as error:
             wrong.setdefault(str(error), []).append(names[cell])
+            codes.add(error.exit_code)
         checked.add(cell.settings)
     if wrong:
         lines = [f"{_listed(cells)}: {message}" for message, cells in wrong.items()]
-        raise ConfigError("\n       ".join(lines))
+        # Missing images are no mistake in the settings.
+        code = codes.pop() if len(codes) == 1 else ConfigError.exit_code
+        raise error_from_code("\n       ".join(lines), code)
     return found
 
 
