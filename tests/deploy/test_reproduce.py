@@ -190,7 +190,7 @@ def test_data_that_is_not_there_is_named_before_anything_starts(blend, tmp_path)
     (tmp_path / "data").mkdir()
     options = ("--datasets", "dtd", "--seeds", "0", "--set", "data.root=data")
     code, output, errors = blend("pfedmma-table1", *options)
-    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert (code, output, errors.count("\n")) == (3, "", 1)
     assert f"dtd: no folder {tmp_path / 'data' / 'dtd'}" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
