@@ -114,8 +114,8 @@ def load_benchmark(
     small = describe(data.kind).reader == "cifar"
     own = cifar_preprocess(data.kind, pre, data.cifar_stats) if small else None
     # CIFAR's images are enlarged, so what is kept of the others for crops would be less.
-    train = _decoded(root, own or pre, small, image_memory)
-    test = _decoded(root, own or pre, True, image_memory)
+    train = _decoded(data.kind, root, own or pre, small, image_memory)
+    test = _decoded(data.kind, root, own or pre, True, image_memory)
     seen, new = seen_and_new(dataset, data)
     return ClientData(
         base_names=tuple(dataset.names[label] for label in seen),
@@ -184,6 +184,6 @@ class _Decoded:
 
 # One data set is in use at a time: training and test images each have a place.
 @lru_cache(maxsize=2)
-def _decoded(root: Path, pre: Preprocess, whole: bool, image_memory: float) -> _Decoded:
+def _decoded(kind: str, root: Path, pre: Preprocess, whole: bool, image_memory: float) -> _Decoded:
     fit = prepare_test if whole else limit_size
-    return _Decoded(lambda record: fit(read_image(root, record), pre), image_memory)
+    return _Decoded(lambda record: fit(read_image(kind, root, record), pre), image_memory)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blend_core.data.images import decode_image
 from blend_core.data.records import Dataset, Record
-from blend_core.errors import ConfigError, SiteError
+from blend_core.errors import BlendError, ConfigError, SiteError, described, one_line
 
 __all__ = [
     "Description",
@@ -101,7 +101,15 @@ def read_dataset(kind: str, root: Path) -> Dataset:
         hint = f"; {near[0]} there must be renamed" if near else "; docs/data.md shows its tree"
         raise SiteError(f"{kind}: no folder {root / description.folder}{hint}")
     reader = importlib.import_module(f"blend_core.data.readers.{description.reader}")
-    dataset: Dataset = reader.read(description, root)
+    try:
+        dataset: Dataset = reader.read(description, root)
+    except BlendError:
+        raise
+    except Exception as error:  # Damaged files end in errors of all sorts.
+        raise SiteError(
+            f"{kind}: files below {root / description.folder} are damaged "
+            f"({one_line(described(error), 200)}); restore the published ones"
+        ) from error
     _require_counts(dataset, description, root)
     return dataset
 
@@ -188,13 +196,13 @@ def _require_counts(dataset: Dataset, description: Description, root: Path) -> N
         )
 
 
-def read_image(root: Path, record: Record) -> Tensor:
+def read_image(kind: str, root: Path, record: Record) -> Tensor:
     """Decode one image as the papers' code does, without EXIF rotation: uint8, shape [3, H, W].
 
     Raises:
         SiteError: it is missing or cannot be read.
     """
-    if "#" in record.path:
+    if describe(kind).reader == "cifar":
         from blend_core.data.readers import cifar
 
         return cifar.image(root, record)

@@ -11,7 +11,10 @@ from blend_core.data.findings import Finding, error, warning
 from blend_core.data.images import is_image_name
 from blend_core.data.vocabulary import composed, quoted
 
-__all__ = ["SiteImage", "class_images", "is_hidden", "is_inside"]
+__all__ = ["DEEPEST", "SiteImage", "class_images", "is_hidden", "is_inside"]
+
+DEEPEST = 50
+"""Folders in folders that are looked into below a class folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def class_images(data_dir: Path, part: str, findings: list[Finding]) -> list[Sit
     for entry in filter(os.path.isdir, entries):
         name = composed(entry.name)
         before = len(findings)
-        found = list(_walk(entry.path, real_root, set(), findings))
+        found = list(_walk(entry.path, real_root, set(), findings, DEEPEST))
         files = [path for path in found if is_image_name(path)]
         if len(files) < len(found):
             others = {os.path.splitext(path)[1] for path in found if not is_image_name(path)}
@@ -99,15 +102,21 @@ def class_images(data_dir: Path, part: str, findings: list[Finding]) -> list[Sit
     return [image for name in sorted(images) for image in images[name]]
 
 
-def _walk(folder: str, real_root: str, visited: set[str], findings: list[Finding]) -> Iterator[str]:
+def _walk(
+    folder: str, real_root: str, visited: set[str], findings: list[Finding], levels: int
+) -> Iterator[str]:
     """All visible files below a folder; links may stay within the root, even in circles."""
+    if levels == 0:
+        text = f"{folder}: more than {DEEPEST} folders deep; move the images up"
+        findings.append(error("", text))
+        return
     real = os.path.realpath(folder)
     if real in visited or not is_inside(folder, real_root, findings):
         return
     visited.add(real)
     for entry in _entries(folder, findings):
         if os.path.isdir(entry):  # Unlike the entry's own is_dir(), False for a link to itself.
-            yield from _walk(entry.path, real_root, visited, findings)
+            yield from _walk(entry.path, real_root, visited, findings, levels - 1)
         elif not entry.is_symlink() or is_inside(entry.path, real_root, findings):
             yield entry.path
 

@@ -18,7 +18,7 @@ from blend_core.data.datasets import (
 )
 from blend_core.data.fewshot import items_by_class
 from blend_core.data.images import is_image_name
-from blend_core.errors import ConfigError, SiteError
+from blend_core.errors import BlendError, ConfigError, SiteError, described, one_line
 from blend_core.randomness import numpy_generator
 from blend_core.state import write_json_atomic
 
@@ -78,7 +78,20 @@ def make_split(kind: str, root: Path, seed: int) -> Path:
         raise ConfigError(f"{path} exists already; move it away first, if it is not the right one")
     if not (folder / description.images).is_dir():
         raise SiteError(f"{folder / description.images} is missing; docs/data.md shows the tree")
-    train, test = _SOURCES[kind](description, root)
+    try:
+        train, test = _SOURCES[kind](description, root)
+    except BlendError:
+        raise
+    except Exception as error:  # Lists and .mat files that are damaged, in all sorts of ways.
+        raise SiteError(
+            f"{folder}: {kind}'s files are damaged ({one_line(described(error), 200)}); restore "
+            "them; docs/data.md says what they are"
+        ) from error
+    if not train:
+        raise SiteError(f"{folder}: no images were found; docs/data.md shows the tree")
+    for image, label, name in (*train, *(test or ())):
+        if label < 0 or not (image + name).isprintable():
+            raise SiteError(f"{folder}: {image!r}: its label ({label + 1}) or name is wrong")
     parts = (
         _thirds(train, kind, seed) if test is None else _with_validation(train, test, kind, seed)
     )

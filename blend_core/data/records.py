@@ -48,8 +48,9 @@ class Dataset:
         coarse: CIFAR-100: the coarse label of every label.
 
     Raises:
-        SiteError: a label without a name, a record whose class name is not that of its label, a
-            path that occurs twice, or in train and in test.
+        SiteError: a name that is empty or not printable, a label without a name, a record whose
+            class name is not that of its label, a path that occurs twice, or in train and in
+            test.
     """
 
     kind: str
@@ -61,6 +62,9 @@ class Dataset:
     coarse: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in self.names:
+            if not name.strip() or not name.isprintable():
+                raise SiteError(f"{self.kind}: class name {name!r} is empty or not printable")
         for part in (self.train, self.val, self.test):
             for record in part:
                 if not 0 <= record.label < len(self.names):
@@ -100,18 +104,25 @@ def checked_path(path: str, where: str) -> str:
     return path
 
 
+def _is_there(root: Path, path: str) -> bool:
+    if (root / path).is_file():
+        return True
+    archive, mark, _ = path.rpartition("#")
+    return bool(mark) and (root / archive).is_file()
+
+
 def require_files(root: Path, records: Sequence[Record], kind: str) -> None:
     """Refuse a data set of which images are missing, before anything is trained.
 
     Args:
         root: the folder that holds the data sets.
-        records: the images that will be read; those in archives ("#") do not count.
+        records: the images that will be read. Of those in an archive ("#"), the archive counts.
         kind: the data set's id, for the message.
 
     Raises:
         SiteError: says how many are missing, and where the first of them belong.
     """
-    missing = [r.path for r in records if "#" not in r.path and not (root / r.path).is_file()]
+    missing = [r.path for r in records if not _is_there(root, r.path)]
     if missing:
         shown = ", ".join(str(root / path) for path in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blend_core.data.findings import Finding, error, has_errors, warning
 from blend_core.data.images import is_image_name
-from blend_core.data.listing import SiteImage, class_images, is_hidden
+from blend_core.data.listing import DEEPEST, SiteImage, class_images, is_hidden
 from blend_core.data.site_manifest import MANIFEST, read_manifest
 
 __all__ = ["SiteImages", "is_site", "list_site", "site_stamp"]
@@ -119,8 +119,11 @@ def _listed(manifest: Path) -> Iterator[str]:
         return
 
 
-def _images(folder: str, visited: set[tuple[int, int]]) -> Iterator[str]:
-    """Image files below a folder; of one that cannot be read, its own path."""
+def _images(folder: str, visited: set[tuple[int, int]], levels: int = DEEPEST) -> Iterator[str]:
+    """Image files below a folder; of one that cannot be read or lies too deep, its own path."""
+    if levels == 0:
+        yield folder
+        return
     try:
         identity = os.stat(folder)
         if (identity.st_dev, identity.st_ino) in visited:
@@ -135,6 +138,6 @@ def _images(folder: str, visited: set[tuple[int, int]]) -> Iterator[str]:
         return
     for entry in entries:
         if os.path.isdir(entry):
-            yield from _images(entry.path, visited)
+            yield from _images(entry.path, visited, levels - 1)
         elif is_image_name(entry.name):
             yield entry.path

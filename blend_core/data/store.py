@@ -118,8 +118,9 @@ class ImageStore:
         return torch.frombuffer(data, dtype=torch.uint8).view(shape)
 
     def _append(self, image: Tensor) -> int:
-        place = self._folder or Path(tempfile.gettempdir())
+        place: Path | str = self._folder or "TMPDIR"
         try:
+            place = self._folder or Path(tempfile.gettempdir())
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
             data = image.contiguous().numpy().data.cast("B")

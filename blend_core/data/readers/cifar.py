@@ -90,7 +90,7 @@ def _content(path: Path) -> dict[Any, Any]:
 
 def _texts(content: dict[Any, Any], key: str, path: Path) -> tuple[str, ...]:
     values = content.get(key)
-    if not isinstance(values, list) or not values:
+    if not isinstance(values, list) or not all(isinstance(v, str | bytes) for v in values):
         raise SiteError(f"{path}: {key} is no list of names; restore the file")
     return tuple(v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in values)
 

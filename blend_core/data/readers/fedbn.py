@@ -35,7 +35,7 @@ def read(description: Description, root: Path) -> Dataset:
             paths, words = _lists(load_restricted(path), path)
             for file, name in zip(paths, words, strict=True):
                 checked_path(file, str(path))
-                if PurePosixPath(file).parts[0] != description.folder:
+                if not PurePosixPath(file).is_relative_to(description.folder):
                     raise SiteError(
                         f"{path}: {file} does not begin with {description.folder}/; restore it"
                     )

@@ -77,9 +77,9 @@ def test_clients_of_one_process_decode_an_image_once(root: Path, monkeypatch) ->
     read: list[str] = []
     original = benchmark.read_image
 
-    def counted(root: Path, record: Any) -> torch.Tensor:
+    def counted(kind: str, root: Path, record: Any) -> torch.Tensor:
         read.append(record.path)
-        return original(root, record)
+        return original(kind, root, record)
 
     benchmark._decoded.cache_clear()
     monkeypatch.setattr(benchmark, "read_image", counted)

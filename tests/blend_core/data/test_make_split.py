@@ -79,6 +79,21 @@ def test_what_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         make_split("eurosat", tmp_path, 0)
 
 
+def test_odd_sources_write_nothing(tmp_path: Path) -> None:
+    touch(tmp_path / "dtd" / "images")
+    with pytest.raises(SiteError, match="no images were found"):
+        make_split("dtd", tmp_path, 0)
+    pets = tmp_path / "oxford_pets"
+    touch(pets / "images")
+    (pets / "annotations").mkdir()
+    for label, message in (("0", r"its label \(0\) or name"), ("9" * 5000, "are damaged")):
+        for name in ("trainval.txt", "test.txt"):
+            (pets / "annotations" / name).write_text(f"Abyssinian_1 {label} 1 1\n")
+        with pytest.raises(SiteError, match=message):
+            make_split("oxford_pets", tmp_path, 0)
+    assert not list(tmp_path.rglob("split*"))
+
+
 def test_caltech_renames_and_leaves_out_but_labels_follow_the_folders(tmp_path: Path) -> None:
     folder = tmp_path / "caltech-101" / "101_ObjectCategories"
     for name in ("Faces", "Faces_easy", "Leopards", "Motorbikes", "BACKGROUND_Google", "airplanes"):

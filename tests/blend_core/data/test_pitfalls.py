@@ -72,7 +72,9 @@ def test_p01_every_images_label_is_its_parent_folder_also_inside_one_clients_par
     wanted = [dataset.train[i] for i in part.train]
     for position in (0, len(wanted) // 2, len(wanted) - 1):
         # In the imitation all images of a class are one picture, and classes differ.
-        assert torch.equal(data.train.images[position], read_image(office, wanted[position]))
+        assert torch.equal(
+            data.train.images[position], read_image("office_caltech10", office, wanted[position])
+        )
         assert int(data.train.labels[position]) == wanted[position].label
 
 

@@ -27,7 +27,7 @@ from blend_core.config import DATASET_KINDS, parse_experiment
 from blend_core.data.datasets import describe, descriptions, read_dataset, read_image
 from blend_core.data.dealing import deal
 from blend_core.data.fewshot import split_base_new
-from blend_core.data.records import Dataset
+from blend_core.data.records import Dataset, require_files
 from blend_core.errors import ConfigError, SiteError
 
 COOP = [kind for kind in DATASET_KINDS if describe(kind).reader == "coop"]
@@ -134,6 +134,12 @@ def changed(tmp_path: Path, change: Any, kind: str = "dtd") -> str:
             "labels are not 0 to 46: no image has label 5",
         ),
         (lambda c: {**c, "train": {}}, "train is no list"),
+        (lambda c: c["train"][0].__setitem__(1, 10**400), "are damaged .OverflowError"),
+        (lambda c: c["train"][0].__setitem__(1, "9" * 400), "are damaged .OverflowError"),
+        (
+            lambda c: {p: [[f, n, w + "\x1b" * (n == 3)] for f, n, w in v] for p, v in c.items()},
+            "class name 'class_003.x1b' is empty or not printable",
+        ),
     ],
 )
 def test_a_damaged_split_file_is_named_with_the_place(
@@ -215,7 +221,7 @@ def test_cifar_comes_from_its_python_archive(kind: str, tmp_path: Path) -> None:
     assert (len(dataset.train), len(dataset.test)) == (50_000, 10_000)
     assert len(dataset.names) == describe(kind).class_count
     pixels = np.random.default_rng(0).integers(0, 256, (1000, 3072), dtype=np.uint8)
-    image = read_image(tmp_path, dataset.test[1003])
+    image = read_image(kind, tmp_path, dataset.test[1003])
     assert image.shape == (3, 32, 32)
     assert np.array_equal(image.numpy(), pixels[3].reshape(3, 32, 32))
     if kind == "cifar100":
@@ -311,3 +317,33 @@ def test_the_hash_of_a_data_set_changes_with_its_lists(tmp_path: Path) -> None:
         found.append(read_dataset("dtd", root))
     assert found[0].sources != found[1].sources
     assert list(found[0].sources) == ["dtd/split_zhou_DescribableTextures.json"]
+
+
+def test_a_hash_in_a_file_name_is_no_archive(tmp_path: Path) -> None:
+    folder = write_domains(tmp_path, "office31", images=True)
+    first = min((folder / "amazon" / "class_00").iterdir())
+    first.rename(first.with_name("a#1.jpg"))
+    dataset = read_dataset("office31", tmp_path)
+    [record] = [r for r in (*dataset.train, *dataset.test) if "#" in r.path]
+    assert read_image("office31", tmp_path, record).shape == (3, 40, 48)
+    require_files(tmp_path, [record], "office31")
+    (first.with_name("a#1.jpg")).unlink()
+    with pytest.raises(SiteError, match="1 of 1 images are missing"):
+        require_files(tmp_path, [record], "office31")
+
+
+@pytest.mark.parametrize("key", ["label_names", "labels"])
+def test_nested_lists_in_an_archive_are_refused_at_once(tmp_path: Path, key: str) -> None:
+    folder = write_cifar(tmp_path, "cifar10")
+    nested: list[Any] = []
+    for _ in range(60):
+        nested = [nested, nested]
+    file = "batches.meta" if key == "label_names" else "data_batch_1"
+    (folder / file).write_bytes(pickle.dumps({key: nested}, protocol=2))
+    assert file in refusal("cifar10", tmp_path)
+
+
+def test_damage_of_any_sort_names_the_data_set(tmp_path: Path) -> None:
+    folder = write_domains(tmp_path, "pacs")
+    (folder / "label" / "sketch_train_kfold.txt").write_text("sketch/dog/x.png " + "9" * 5000)
+    assert "pacs: files below" in refusal("pacs", tmp_path)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from blend_core.data import ClientData, Preprocess
+from blend_core.data import ClientData, Preprocess, site_stamp
 from blend_core.data.folders import Examination, FolderOptions, examine, load_folder
 from blend_core.data.images import MAX_PIXELS
 from blend_core.data.store import ImageStore
@@ -324,3 +324,14 @@ def test_a_pipe_among_the_images_is_named_and_nobody_waits_for_it(site: Path) ->
     found = examine(site, NODE)
     assert codes(found) == ["E06"]
     assert "no regular file" in found.errors[0].message
+
+
+def test_folders_without_end_are_named_at_once(site: Path) -> None:
+    deep = site / "train" / "cat"
+    for _ in range(120):
+        deep /= "d"
+    deep.mkdir(parents=True)
+    found = examine(site, NODE)
+    assert [finding.level for finding in found.errors] == ["error"]
+    assert "more than 50 folders deep" in found.errors[0].message
+    assert len(site_stamp(site)) == 64

@@ -122,3 +122,12 @@ def test_slices_are_views_of_the_same_images() -> None:
     assert isinstance(part, StoredImages)
     assert part.store is images.store
     assert [int(image[0, 0, 0]) for image in part] == [1, 3]
+
+
+def test_no_folder_for_temporary_files_is_one_line(monkeypatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(SiteError, match="TMPDIR: decoded images do not fit"):
+        ImageStore(0).add(picture(1))
