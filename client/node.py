@@ -18,7 +18,13 @@ import torch
 
 from blend_core import __version__
 from blend_core.backbone import Backbone, Classes
-from blend_core.config import BackboneConfig, Experiment, Precision, parse_experiment
+from blend_core.config import (
+    DATASET_KINDS,
+    BackboneConfig,
+    Experiment,
+    Precision,
+    parse_experiment,
+)
 from blend_core.data import ClientData, load_client_data, prompt_template, site_stamp
 from blend_core.errors import BlendError, ConfigError, RunError, SiteError, described
 from blend_core.evaluation import Counts, evaluate
@@ -225,15 +231,22 @@ class _Loaded:
         if stamp == self._stamp:
             return
         memory = experiment.data.image_memory if site.image_memory is None else site.image_memory
-        self.data: ClientData = load_client_data(
-            experiment,
-            site.name,
-            site.partition,
-            site.data_dir,
-            site.folder_options(experiment),
-            self.backbone.preprocess,
-            memory,
-        )
+        try:
+            self.data: ClientData = load_client_data(
+                experiment,
+                site.name,
+                site.partition,
+                site.data_dir,
+                site.folder_options(experiment),
+                self.backbone.preprocess,
+                memory,
+            )
+        except ConfigError as error:
+            # A server's settings may name files of this machine; what is wrong with them is, at a
+            # site with a place of its own, for the site's log alone.
+            if experiment.data.kind not in DATASET_KINDS or site.data_dir is None:
+                raise
+            raise SiteError(str(error)) from None
         self.base, self.new = self.classes(self.method)
         self.method.observe(self.data, self.base)
         self._stamp = stamp

@@ -94,9 +94,11 @@ def read_dataset(kind: str, root: Path) -> Dataset:
         SiteError: a file is missing or not what it must be; names it and where it belongs.
     """
     description = describe(kind)
-    if not root.is_dir():
-        raise ConfigError(f"data.root {root} is not a folder; it must hold the data sets")
-    if not (root / description.folder).is_dir():
+    if not os.path.isdir(root):  # Path.is_dir() raises where a name is too long.
+        raise ConfigError(
+            f"data.root {str(root)[:200]} is not a folder; it must hold the data sets"
+        )
+    if not os.path.isdir(root / description.folder):
         near = [p.name for p in root.iterdir() if p.name.lower() == description.folder.lower()]
         hint = f"; {near[0]} there must be renamed" if near else "; docs/data.md shows its tree"
         raise SiteError(f"{kind}: no folder {root / description.folder}{hint}")

@@ -191,12 +191,14 @@ def _survey(data_dir: Path, options: FolderOptions, findings: list[Finding]) -> 
         text = f"prompt-template {options.template!r} must contain {{}} exactly once"
         findings.append(error("E12", text))
     images, held = list_site(data_dir, findings), None
-    if options.holdout > 0 and images.train and not images.test:
+    if options.holdout > 0 and images.train:
         try:
             known = {} if options.holdout_file is None else read_holdout(options.holdout_file)
-            train, test, held = hold_out(images.train, options.holdout, known)
-            images = replace(images, train=train, test=test)
-            held = None if held == known else held
+            # Beside test images that came later only what was held out before stays so.
+            choices: Held = {name: [] for name in _classes(images.train)} if images.test else {}
+            train, test, held = hold_out(images.train, options.holdout, {**choices, **known})
+            held = None if images.test or held == known else held
+            images = replace(images, train=train, test=(*images.test, *test))
         except SiteError as failure:
             findings.append(error("", str(failure)))
     trained, local = _classes(images.train), _classes([*images.train, *images.test])

@@ -63,7 +63,7 @@ def read_holdout(file: Path) -> Held:
         found: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(
         isinstance(paths, list) and all(isinstance(path, str) for path in paths)

@@ -79,7 +79,7 @@ def decode_image(path: Path, upright: bool = True) -> Tensor:
     try:
         # The size is known before the pixels are decoded, and checked in `_pixels` instead.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore")
             with Image.open(path, formats=_FORMATS) as image:
                 pixels = _pixels(image, upright)
     except (Image.DecompressionBombError, _TooManyPixelsError):

@@ -5,6 +5,7 @@ The published splits were drawn once; one that is made here is another one, whos
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -74,7 +75,7 @@ def make_split(kind: str, root: Path, seed: int) -> Path:
         raise ConfigError(f"{kind} needs no split to be made; these may: {', '.join(makable)}")
     folder = root / description.folder
     path = folder / description.lists[0]
-    if path.exists():
+    if os.path.lexists(path):
         raise ConfigError(f"{path} exists already; move it away first, if it is not the right one")
     if not (folder / description.images).is_dir():
         raise SiteError(f"{folder / description.images} is missing; docs/data.md shows the tree")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from blend_core.config import Experiment
+from blend_core.config import Experiment, Rule
 from blend_core.data.records import Dataset
 from blend_core.data.resolved import resolved, seen_and_new
 from blend_core.errors import ConfigError, one_line
@@ -125,7 +126,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class _PartFile(_Strict):
@@ -140,12 +141,12 @@ class _ManifestFile(_Strict):
     format: Literal[1]
     dataset: str
     split_sha256: str
-    shots: int | None
+    shots: int | None = Field(ge=1)
     subset: Literal["base", "all"]
-    rule: str
-    params: dict[str, Any]
-    fewshot_seed: int
-    partition_seed: int
+    rule: Rule
+    params: dict[str, int | float | str]
+    fewshot_seed: int = Field(ge=0)
+    partition_seed: int = Field(ge=0)
     class_names: list[str]
     clients: list[_PartFile]
     versions: dict[str, str]
@@ -159,6 +160,8 @@ def read_manifest(path: Path, dataset: Dataset, experiment: Experiment) -> Manif
             clients, or deals an image that does not exist or deals one twice.
     """
     where = f"data.manifest {path}"
+    if os.path.exists(path) and not os.path.isfile(path):  # A pipe would keep us waiting.
+        raise ConfigError(f"{where}: is no regular file; blend data partition makes one")
     try:
         file = _ManifestFile.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -168,12 +171,14 @@ def read_manifest(path: Path, dataset: Dataset, experiment: Experiment) -> Manif
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(one_line(f"{where}: {place or 'file'}: {first['msg'].lower()}")) from None
     if file.dataset != dataset.kind:
-        raise ConfigError(f"{where}: is of {file.dataset}, but data.kind = {dataset.kind}")
+        raise ConfigError(f"{where}: is of {file.dataset[:80]!r}, but data.kind = {dataset.kind}")
     if file.split_sha256 != split_sha256(dataset):
         raise ConfigError(
             f"{where}: was made from other lists of images than those in data.root "
             f"({', '.join(dataset.sources)}); restore them, or make a new manifest"
         )
+    if tuple(file.class_names) != dataset.names:
+        raise ConfigError(f"{where}: its class_names are not those of {dataset.kind}")
     if len(file.clients) != experiment.clients:
         raise ConfigError(
             f"{where}: is for {len(file.clients)} clients, but clients = {experiment.clients}"
@@ -185,7 +190,7 @@ def read_manifest(path: Path, dataset: Dataset, experiment: Experiment) -> Manif
     for number, part in enumerate(file.clients):
         own = f"{where}: client {number}"
         if part.id != number:
-            raise ConfigError(f"{own} has id {part.id}; clients are listed in order, from 0")
+            raise ConfigError(f"{own} has another id; clients are listed in order, from 0")
         test = [] if part.test == HELD else part.test
         for name, items in (("train", part.train), ("test", test)):
             records = dataset.train if name == "train" else dataset.test
@@ -200,6 +205,8 @@ def read_manifest(path: Path, dataset: Dataset, experiment: Experiment) -> Manif
         taken |= set(part.train)
         if part.classes != sorted({dataset.train[i].label for i in part.train}):
             raise ConfigError(f"{own}: classes are not those of its training images")
+        if part.domain not in (None, *{dataset.train[i].domain for i in part.train}):
+            raise ConfigError(f"{own}: domain is not that of its training images")
     parts = [
         Part(
             id=part.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,10 +106,10 @@ def checked_path(path: str, where: str) -> str:
 
 
 def _is_there(root: Path, path: str) -> bool:
-    if (root / path).is_file():
+    if os.path.isfile(root / path):
         return True
     archive, mark, _ = path.rpartition("#")
-    return bool(mark) and (root / archive).is_file()
+    return bool(mark) and os.path.isfile(root / archive)
 
 
 def require_files(root: Path, records: Sequence[Record], kind: str) -> None:

@@ -168,7 +168,7 @@ def load_client_data(
     if data.kind == "shapes":
         if data_dir is not None:
             raise ConfigError(
-                f"{name}: data-dir {data_dir} is given, but data.kind = shapes renders its images; "
+                f"{name}: data-dir is given, but data.kind = shapes renders its images; "
                 "set data.kind=folders or leave data-dir out"
             )
         return load_shapes(experiment, _partition(experiment, name, partition), pre)

@@ -172,6 +172,8 @@ class _Unpickler(pickle._Unpickler):
     dispatch |= {
         pickle.REDUCE[0]: call,
         pickle.BUILD[0]: build,
+        # As bytes: a bytearray would be made in the size that the file claims, before it is read.
+        pickle.BYTEARRAY8[0]: dispatch[pickle.BINBYTES8[0]],
         pickle.SETITEM[0]: set_item,
         pickle.SETITEMS[0]: set_items,
         pickle.DICT[0]: make_dict,

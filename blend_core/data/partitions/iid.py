@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from blend_core.data.fewshot import few_shot, items_by_class
+from blend_core.data.fewshot import items_by_class
 from blend_core.data.partitions.dirichlet import Split
 from blend_core.errors import ConfigError
-from blend_core.randomness import derive_seed, numpy_generator
+from blend_core.randomness import numpy_generator
 
 __all__ = ["iid_few_shot", "iid_full", "iid_overlapping"]
 
@@ -68,8 +68,13 @@ def iid_overlapping(labels: Sequence[int], clients: int, shots: int, seed: int) 
         shots: items per class and client.
         seed: the partition seed.
     """
-    seeds = [derive_seed(seed, "partition", "iid-overlapping", c) for c in range(clients)]
-    return [few_shot(labels, shots, own) for own in seeds]
+    items = [np.asarray(found) for found in items_by_class(labels).values()]
+    parts: list[list[int]] = []
+    for client in range(clients):
+        generator = numpy_generator(seed, "partition", "iid-overlapping", client)
+        drawn = [generator.permutation(found)[:shots] for found in items]
+        parts.append(np.concatenate(drawn).tolist())
+    return parts
 
 
 def _require(items: int, clients: int) -> None:

@@ -46,12 +46,15 @@ def pachinko(
         Per client, positions in `train_labels` and in `test_labels`.
 
     Raises:
-        ConfigError: there are fewer images than clients.
+        ConfigError: there are fewer training images than clients.
     """
     pool = [*train_labels, *test_labels]
     each = len(pool) // clients
-    if each < 1:
-        raise ConfigError(f"clients = {clients}: there are only {len(pool)} images")
+    if len(train_labels) < clients:
+        raise ConfigError(
+            f"clients = {clients}: {len(train_labels)} training images are not one for every "
+            "client; set fewer clients"
+        )
     generator = numpy_generator(seed, "partition", "pachinko")
     # Taking the last of a shuffled list is a uniform draw without replacement.
     left = {

@@ -39,6 +39,11 @@ def read(description: Description, root: Path) -> Dataset:
                     raise SiteError(
                         f"{path}: {file} does not begin with {description.folder}/; restore it"
                     )
+                if PurePosixPath(file).parts[-3:-1] != (domain, name):
+                    raise SiteError(
+                        f"{path}: {file} is listed as {name!r} of {domain}, where it does not "
+                        "lie; restore the list"
+                    )
                 if name not in number:
                     raise SiteError(
                         f"{path}: {name!r} is none of the {len(names)} classes of "

@@ -38,6 +38,8 @@ def read(description: Description, root: Path) -> Dataset:
                     raise SiteError(f"{where}: label {number} is not 1 to {len(names)}")
                 image = folder / description.images / checked_path(file, where)
                 name = names[number - 1]
+                if image.parts[-3:-1] != (domain, name):
+                    raise SiteError(f"{where}: {file} has the label of {domain}/{name}; restore it")
                 parts[part].append(Record(str(image), number - 1, name, domain))
             sources[str(place)] = file_sha256(path)
     return Dataset(

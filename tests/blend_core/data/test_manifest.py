@@ -179,7 +179,11 @@ def test_own_test_images_come_back_too(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"format": 2}, "format: input should be 1"),
-        ({"dataset": "eurosat"}, r"is of eurosat, but data.kind = dtd"),
+        ({"dataset": "eurosat"}, r"is of 'eurosat', but data.kind = dtd"),
+        ({"class_names": ["a"] * 6}, "class_names are not those of dtd"),
+        ({"rule": "by hand"}, "rule: input should be"),
+        ({"params": {"alpha": float("nan")}}, "params"),
+        ({"fewshot_seed": -1}, "fewshot_seed: input should be greater"),
         ({"split_sha256": "00"}, r"other lists of images .*\(list\)"),
         ({"subset": "all"}, "set data.subset=all"),
         ({"clients": []}, "is for 0 clients, but clients = 3"),
@@ -199,7 +203,8 @@ def test_a_manifest_of_something_else_is_refused(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("id", 2, "client 1 has id 2"),
+        ("id", 2, "client 1 has another id"),
+        ("domain", "sketch", "domain is not that of its training images"),
         ("train", [0, 500], "client 1: train has a position outside 0 to 119"),
         ("train", [-1], "outside"),
         ("train", [3, 3], "train has an image twice"),

@@ -261,6 +261,8 @@ def test_pacs_skips_the_broken_sketch_and_reads_no_test_list(tmp_path: Path) -> 
     for list_ in (folder / "label").glob("*_test_kfold.txt"):
         list_.unlink()
     assert not [r for r in read_dataset("pacs", tmp_path).train if "4068-1" in r.path]
+    (folder / "label" / "photo_train_kfold.txt").write_text("photo/dog/1.jpg 2\n")
+    assert "has the label of photo/elephant" in refusal_again("pacs", tmp_path)
     (folder / "label" / "photo_train_kfold.txt").write_text("photo/dog/1.jpg 8\n")
     assert "photo_train_kfold.txt line 1: label 8 is not 1 to 7" in refusal_again("pacs", tmp_path)
 
@@ -291,7 +293,9 @@ def test_a_class_that_one_domain_lacks_is_named(tmp_path: Path) -> None:
     [
         (([1, 2], ["bike"]), "must be lists of texts"),
         ((["a/bike/1.jpg"], ["bike", "mug"]), "1 paths but 2 class names"),
-        ((["office_caltech_10/a/x/1.jpg"], ["x"]), "'x' is none of the 10 classes"),
+        ((["office_caltech_10/amazon/x/1.jpg"], ["x"]), "'x' is none of the 10 classes"),
+        ((["office_caltech_10/amazon/mug/1.jpg"], ["bike"]), "listed as 'bike' of amazon"),
+        ((["office_caltech_10/dslr/bike/1.jpg"], ["bike"]), "listed as 'bike' of amazon"),
         ((["office_caltech_10/../../x.jpg"], ["bike"]), "leads out"),
         ((["other/amazon/bike/1.jpg"], ["bike"]), "does not begin with office_caltech_10/"),
         ({"a": 1}, "holds no pair"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
@@ -335,3 +336,21 @@ def test_folders_without_end_are_named_at_once(site: Path) -> None:
     assert [finding.level for finding in found.errors] == ["error"]
     assert "more than 50 folders deep" in found.errors[0].message
     assert len(site_stamp(site)) == 64
+
+
+def test_what_was_held_out_is_never_trained_on_although_test_images_come_and_go(
+    site: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(site / "test")
+    add(site, *(f"train/cat/more{i}.png" for i in range(8)))
+    options = replace(NODE, holdout=0.25, holdout_file=tmp_path / "held.json")
+    before = load(site, options)
+    assert len(before.test_base) > 0
+    remembered = (tmp_path / "held.json").read_bytes()
+    add(site, "test/dog/late.png")
+    beside = load(site, options)
+    assert len(beside.train) == len(before.train)
+    assert len(beside.test_base) == len(before.test_base) + 1
+    assert (tmp_path / "held.json").read_bytes() == remembered
+    shutil.rmtree(site / "test")
+    assert len(load(site, options).train) == len(before.train)

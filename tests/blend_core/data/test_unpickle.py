@@ -6,6 +6,7 @@ import builtins
 import os
 import pickle
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,15 @@ def test_damaged_and_hand_made_pickles_are_one_line(tmp_path: Path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     refused(tmp_path, data)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_stated_length_reserves_no_memory(tmp_path: Path) -> None:
+    tracemalloc.start()
+    for code in (b"\x8e", b"\x96"):  # bytes, bytearray
+        refused(tmp_path, b"\x80\x05" + code + (2**28).to_bytes(8, "little") + b"x.")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**24
 
 
 def test_a_few_bytes_cannot_ask_for_memory_or_hours(tmp_path: Path) -> None:
