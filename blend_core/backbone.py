@@ -197,7 +197,7 @@ class Backbone:
             length = len(self._tokenizer.encode(prompt)) + 2
             if length > self.context_length:
                 raise ConfigError(
-                    f"class name too long: {name!r} makes a prompt of {length} tokens, "
+                    f"class name too long: {name[:80]!r} makes a prompt of {length} tokens, "
                     f"{self.name} takes {self.context_length}; shorten the name or the template"
                 )
         tokens = self._tokenizer(prompts)

@@ -171,7 +171,8 @@ class DataConfig(Section):
     )
     manifest: str | None = Field(
         None,
-        description="data sets: file with a partition (blend data partition --out), used as it is",
+        description="data sets: file with a partition (blend data partition --out), used as it is "
+        "whatever shots, rule and seeds are set",
     )
     alpha: float | None = Field(
         None,

@@ -53,9 +53,10 @@ def tokenize_names(backbone: Backbone, names: Sequence[str], length: int) -> Cla
     needed = int(classes.end[longest]) + 1 + length
     if needed > backbone.context_length:
         raise ConfigError(
-            f"class name too long: {names[longest]!r} with a context of {length} vectors makes a "
-            f"prompt of {needed} tokens, {backbone.name} takes {backbone.context_length}; shorten "
-            f"the name, or the context to at most {length - needed + backbone.context_length}"
+            f"class name too long: {names[longest][:80]!r} with a context of {length} vectors "
+            f"makes a prompt of {needed} tokens, {backbone.name} takes {backbone.context_length}; "
+            "shorten the name, or the context to at most "
+            f"{length - needed + backbone.context_length}"
         )
     return classes
 

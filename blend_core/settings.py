@@ -6,6 +6,7 @@ Precedence is defaults < file < `--set`.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -89,7 +90,8 @@ def _with_full_paths(experiment: Experiment) -> Experiment:
 
     def full(path: str) -> str:
         expanded = Path(path).expanduser()
-        return str(expanded.absolute()) if expanded.exists() else path
+        # Path.exists() raises where a name is too long.
+        return str(expanded.absolute()) if os.path.exists(expanded) else path
 
     backbone, data = experiment.backbone, experiment.data
     weights = {"name": full(backbone.name), "weights": full(backbone.weights)}

@@ -87,6 +87,7 @@ def check(
         console.print(f"not fit: {errors} error{'' if errors == 1 else 's'}")
         raise typer.Exit(1)
     console.print("fit to join" + _limits(found))
+    console.print(f"prompts were checked for {backbone} (--backbone)")
 
 
 def _listed(file: Path) -> tuple[str, ...]:

@@ -51,27 +51,33 @@ def refusal(
     return _tensors_refusal(reply.shared, sent, limits) or _statistics_refusal(reply, request)
 
 
-def disagreement(reply: Reply, first: Reply) -> str | None:
-    """Why a client cannot share a federation with the first that joined; None if it can.
+def disagreement(reply: Reply, first: Reply, manifest: str | None) -> str | None:
+    """Why a client cannot share a federation with the others; None if it can.
 
     All clients of a benchmark hold parts of one partition, and adapters fit one backbone only.
 
     Args:
         reply: of a client that joins, already checked by `refusal`.
         first: of the first client that joined.
+        manifest: SHA-256 of the partition as the server knows it, empty if there must be none;
+            None: that of the first client.
     """
+    own, other = (r.statistics.get("data", {}).get("manifest_sha256", "") for r in (reply, first))
+    known = manifest is not None
     facts = (
+        ("partition", own, manifest if known else other, "the server" if known else first.client),
         (
-            "partition",
-            [r.statistics.get("data", {}).get("manifest_sha256") for r in (reply, first)],
+            "backbone",
+            reply.statistics.get("backbone_sha256"),
+            first.statistics.get("backbone_sha256"),
+            first.client,
         ),
-        ("backbone", [r.statistics.get("backbone_sha256") for r in (reply, first)]),
     )
-    for what, (own, other) in facts:
-        if own != other:
+    for what, has, expected, whose in facts:
+        if has != expected:
             return (
-                f"its {what} (SHA-256 {str(own)[:12]}) is not that of {first.client} "
-                f"({str(other)[:12]}); give both the same files and settings"
+                f"its {what} (SHA-256 {str(has)[:12]}) is not that of {whose} "
+                f"({str(expected)[:12]}); give both the same files and settings"
             )
     return None
 

@@ -171,6 +171,7 @@ def write_results(out: Path, record: Record, shared: Tensors) -> Path:
     seconds["waiting"] = total - sum(record.seconds.values())
     last = record.rounds[-1]["clients"] if record.rounds else []
     without = [c for c, r in record.final["counts"].items() if r["base"][1] == 0]
+    dealt_before = experiment.data.manifest is not None
     chosen = None
     if experiment.evaluation.select == "best-local-test":
         chosen = best_on_test(record.evaluations, record.final)
@@ -181,8 +182,9 @@ def write_results(out: Path, record: Record, shared: Tensors) -> Path:
         "seed": experiment.seed,
         "seeds": {
             "run": experiment.seed,
-            "fewshot": experiment.fewshot_seed,
-            "partition": experiment.partition_seed,
+            # A manifest was dealt by seeds of its own.
+            "fewshot": None if dealt_before else experiment.fewshot_seed,
+            "partition": None if dealt_before else experiment.partition_seed,
         },
         "version": __version__,
         **_comparability(experiment.data),

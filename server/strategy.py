@@ -15,7 +15,7 @@ from typing import Protocol
 
 from blend_core.backbone import Backbone
 from blend_core.config import Experiment, clients_per_round
-from blend_core.data import class_names, client_names, prompt_template
+from blend_core.data import class_names, client_names, dealt_data, prompt_template
 from blend_core.errors import (
     BlendError,
     FormationError,
@@ -95,6 +95,16 @@ class Coordinator:
         backbone = Backbone.describe(self.experiment.backbone)
         return build_method(self.experiment.method, backbone, self.experiment.seed)
 
+    @cached_property
+    def _manifest(self) -> str | None:
+        """SHA-256 of the partition that all clients must have; None if only they know it."""
+        data = self.experiment.data
+        if data.kind == "folders":
+            return ""
+        if data.kind == "shapes" or data.root is None or not os.path.isdir(data.root):
+            return None
+        return dealt_data(self.experiment)[1].sha256()
+
     def run(self) -> None:
         """Run to the end and write the results; errors are written to the journal and raised."""
         experiment = self.experiment
@@ -143,7 +153,8 @@ class Coordinator:
                 raise error_from_code(one_line(reply.error), reply.exit_code)
             reason = self._refusal(reply, request, reply.client)
             if reason is None:
-                reason = disagreement(reply, next(iter(self.members.values()), reply))
+                first = next(iter(self.members.values()), reply)
+                reason = disagreement(reply, first, self._manifest)
             if not is_plain_name(reply.client) or (known is not None and reply.client not in known):
                 reason = "no client of this experiment has that name"
             if reason is not None:

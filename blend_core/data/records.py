@@ -100,7 +100,7 @@ def checked_path(path: str, where: str) -> str:
         SiteError: it is empty, absolute, or has a part "..".
     """
     parts = PurePosixPath(path).parts
-    if not path or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
         raise SiteError(f"{where}: path {path!r} leads out of the data set; restore the file")
     return path
 

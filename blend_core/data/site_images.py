@@ -84,8 +84,9 @@ def list_site(data_dir: Path, findings: list[Finding]) -> SiteImages:
 def site_stamp(data_dir: Path) -> str:
     """A fingerprint that changes when anything that counts in a site's folder does.
 
-    Names, sizes and times of change of all images, of classes.txt and of the manifest; nothing is
-    opened but the manifest. Never fails: what is missing or unreadable is part of the stamp.
+    Names, sizes, inodes and times of change of all images, of classes.txt and of the manifest;
+    nothing is opened but the manifest. Never fails: what is missing or unreadable is part of the
+    stamp.
 
     Returns:
         64 hexadecimal digits.
@@ -105,7 +106,8 @@ def _stamp(path: str) -> str:
         found = os.stat(path)
     except (OSError, ValueError):
         return f"{path!r} missing"
-    return f"{path!r} {found.st_size} {found.st_mtime_ns}"
+    # Copies may keep the time of change that users see; the other two always tell.
+    return f"{path!r} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
 
 def _listed(manifest: Path) -> Iterator[str]:

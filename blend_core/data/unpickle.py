@@ -47,7 +47,11 @@ def load_restricted(path: Path) -> Any:
         SiteError: it cannot be read, is cut short, or asks for anything else; nothing has run.
     """
     try:
-        return _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        content = path.read_bytes()
+        unpickler = _Unpickler(io.BytesIO(content), encoding="latin1")
+        # Texts as four bytes a character are the most that an honest file grows by.
+        unpickler.left = 4 * len(content)
+        return unpickler.load()
     except _RefusedError as error:
         raise SiteError(
             f"{path}: refused, for it {one_line(str(error), 100)}, which data never does; replace "
@@ -78,6 +82,10 @@ class _Dtype:
     def restore(self, state: tuple[Any, ...]) -> None:
         if state[1] in ("<", ">"):
             self.dtype = self.dtype.newbyteorder(state[1])
+
+
+def _raw(made: Any) -> bytes:
+    return made if isinstance(made, bytes) else b""
 
 
 def _bytes(data: str | bytes | bytearray) -> bytes:
@@ -132,6 +140,8 @@ class _Unpickler(pickle._Unpickler):
     }
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
+    # Bytes that functions and arrays may still make.
+    left = 0
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -145,12 +155,19 @@ class _Unpickler(pickle._Unpickler):
         if function not in _STANDINS.values():
             raise _RefusedError("calls what is no function")
         self.stack[-1] = function(*arguments)
+        self._spend(self.stack[-1])
+
+    def _spend(self, made: Any) -> None:
+        self.left -= made.nbytes if isinstance(made, np.ndarray) else len(_raw(made))
+        if self.left < 0:
+            raise _RefusedError("makes more than the file holds")
 
     def build(self) -> None:
         state = self.stack.pop()
         target = self.stack[-1]
         if isinstance(target, np.ndarray):
             _fill(target, state)
+            self._spend(target)
         elif isinstance(target, _Dtype):
             target.restore(state)
         else:

@@ -12,20 +12,29 @@ from blend_core.data.findings import Finding, error
 __all__ = ["check_names", "composed", "quoted", "read_classes_file", "reading"]
 
 
+# Characters of a name that a message shows.
+_SHOWN = 80
+
+
 def composed(name: str) -> str:
     """The name in Unicode's composed form (NFC): file systems differ in how they spell accents."""
     return unicodedata.normalize("NFC", name)
 
 
 def reading(name: str) -> str:
-    """What a prompt makes of a name: `_` is a space, and case and outer blanks do not count."""
-    return composed(" ".join(composed(name).replace("_", " ").split()).casefold())
+    """What a reader sees of a name in a prompt.
+
+    `_` is a space; case, outer blanks and invisible characters do not count.
+    """
+    seen = "".join(c for c in composed(name) if unicodedata.category(c) != "Cf")
+    return composed(" ".join(seen.replace("_", " ").split()).casefold())
 
 
 def quoted(names: Iterable[str], limit: int = 5) -> str:
     """The first few names for a message of one line, whatever characters they hold."""
     listed = list(names)
-    text = ", ".join(json.dumps(name, ensure_ascii=False) for name in listed[:limit])
+    cut = (name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..." for name in listed[:limit])
+    text = ", ".join(json.dumps(name, ensure_ascii=False) for name in cut)
     return text if len(listed) <= limit else f"{text} and {len(listed) - limit} more"
 
 

@@ -240,6 +240,8 @@ def _notes(metric: str, lines: Sequence[Line]) -> list[str]:
 def _what_seeds_vary(config: Mapping[str, Any]) -> str:
     if config.get("data.kind") == "folders":
         return "seeds vary the training only: images and clients are the sites' own"
+    if config.get("data.manifest") is not None:
+        return "the partition and the few-shot draw are fixed (data.manifest)"
     fixed = {
         name: config.get(f"data.{key}_seed")
         for key, name in (("partition", "partition"), ("fewshot", "few-shot draw"))

@@ -203,9 +203,9 @@ def test_a_sites_error_does_not_tell_the_server_its_class_names_or_paths(
     reply = Node(Site("hospital", tmp_path / "state", data_dir=data), "fed").handle(join)
     assert reply.exit_code == 3
     assert reply.error == f"hospital: {told}; its worker.log says why"
-    assert classes[0].strip() in caplog.text
+    assert classes[0].strip()[:70] in caplog.text
     mine = Site("hospital", tmp_path / "state", data_dir=data, verbose_errors=True)
-    assert classes[0].strip() in Node(mine, "fed").handle(join).error
+    assert classes[0].strip()[:70] in Node(mine, "fed").handle(join).error
 
 
 def test_a_crash_tells_the_server_its_kind_only(tmp_path, monkeypatch):

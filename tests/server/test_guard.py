@@ -140,15 +140,29 @@ def test_a_site_may_say_which_part_of_which_partition_it_holds(domain):
 
 def test_clients_of_another_partition_or_backbone_do_not_fit_the_first():
     first = good_reply(statistics={"data": PART, "backbone_sha256": "aa"}, client="first")
-    assert disagreement(first, first) is None
+    assert disagreement(first, first, None) is None
     other = good_reply(statistics={"data": {**PART, "manifest_sha256": "c" * 64}})
-    said = disagreement(other, first)
+    said = disagreement(other, first, None)
     assert said.startswith(
         f"its partition (SHA-256 {'c' * 12}) is not that of first ({'ab' * 6}); "
     )
-    assert "partition" in disagreement(good_reply(statistics={"backbone_sha256": "aa"}), first)
+    assert "partition" in disagreement(
+        good_reply(statistics={"backbone_sha256": "aa"}), first, None
+    )
     weights = good_reply(statistics={"data": PART, "backbone_sha256": "bb"})
-    assert disagreement(weights, first).startswith("its backbone (SHA-256 bb) is not that of first")
+    said = disagreement(weights, first, None)
+    assert said.startswith("its backbone (SHA-256 bb) is not that of first")
+
+
+def test_the_first_to_join_does_not_decide_what_the_server_knows_itself():
+    wrong = good_reply(statistics={"data": PART}, client="wrong")
+    right = good_reply(statistics={"data": {**PART, "manifest_sha256": "c" * 64}})
+    assert disagreement(right, wrong, "c" * 64) is None
+    assert "is not that of the server" in disagreement(wrong, wrong, "c" * 64)
+    # Sites with folders of their own hold no part of a partition.
+    plain = good_reply(statistics={})
+    assert disagreement(plain, wrong, "") is None
+    assert "its partition" in disagreement(wrong, wrong, "")
 
 
 def test_a_round_that_asks_for_an_evaluation_needs_counts():

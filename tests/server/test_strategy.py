@@ -346,12 +346,17 @@ def read(tmp_path) -> dict:
     return json.loads((tmp_path / "results.json").read_text())
 
 
+# The server does not have it, so it cannot know its partition.
+DATA_SET = {"kind": "office_caltech10", "shots": 0, "test_per_class": 10}
+
+
 def test_a_client_of_another_partition_is_refused_and_named(coordinator, tmp_path):
-    who = {"a": scored({}, part_of()), "b": scored({}, part_of(manifest="n" * 64))}
-    with pytest.raises(FormationError, match=r"b: its partition \(SHA-256 n+\) is not that of a"):
-        coordinator(who).run()
-    run = coordinator({"a": scored({}, part_of()), "b": scored({}, part_of())})
-    run.run()
+    mine, other = scored({}, part_of()), scored({}, part_of(manifest="n" * 64))
+    who = {"client-00": mine, "client-01": other}
+    refused = r"client-01: its partition \(SHA-256 n+\) is not that of client-00"
+    with pytest.raises(FormationError, match=refused):
+        coordinator(who, data=DATA_SET).run()
+    coordinator(dict.fromkeys(who, mine), data=DATA_SET).run()
     results = read(tmp_path)
     assert (results["manifest_sha256"], results["backbone_sha256"]) == ("m" * 64, "weights")
 
@@ -359,11 +364,11 @@ def test_a_client_of_another_partition_is_refused_and_named(coordinator, tmp_pat
 def test_domains_have_mean_and_deviation_over_their_clients(coordinator, tmp_path):
     # The last evaluation of two rounds is number 3.
     who = {
-        "a": scored({3: 9}, part_of("dslr")),
-        "b": scored({3: 6}, part_of("dslr")),
-        "c": scored({3: 2}, part_of("webcam")),
+        "client-00": scored({3: 9}, part_of("dslr")),
+        "client-01": scored({3: 6}, part_of("dslr")),
+        "client-02": scored({3: 2}, part_of("webcam")),
     }
-    coordinator(who).run()
+    coordinator(who, data=DATA_SET).run()
     results = read(tmp_path)
     domains = results["final"]["domains"]
     assert {d: (m["per"], m["std"]["per"]) for d, m in domains.items()} == {

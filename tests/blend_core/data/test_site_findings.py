@@ -354,3 +354,14 @@ def test_what_was_held_out_is_never_trained_on_although_test_images_come_and_go(
     assert (tmp_path / "held.json").read_bytes() == remembered
     shutil.rmtree(site / "test")
     assert len(load(site, options).train) == len(before.train)
+
+
+def test_invisible_characters_do_not_tell_classes_apart(site: Path) -> None:
+    add(site, "train/cat\u200b/1.png", "train/\u200b/1.png")
+    assert sorted(f.code for f in examine(site, NODE).errors) == ["E09", "E12"]
+
+
+def test_long_names_are_cut_in_messages(site: Path) -> None:
+    add(site, f"train/{'x' * 200}/1.png")
+    found = examine(site, NODE)
+    assert all(len(str(finding)) < 400 for finding in found.findings)

@@ -77,3 +77,19 @@ def test_a_site_is_recognised_by_any_layout(tmp_path: Path, layout: str) -> None
     else:
         (tmp_path / layout).touch()
     assert is_site(tmp_path)
+
+
+def test_swapped_files_of_one_size_and_time_change_the_stamp(tmp_path: Path) -> None:
+    first, second = (tmp_path / "train" / name / "0.bmp" for name in ("cat", "dog"))
+    for number, file in enumerate((first, second)):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(bytes([number]) * 100)
+        os.utime(file, (1000, 1000))
+    before = site_stamp(tmp_path)
+    assert site_stamp(tmp_path) == before
+    content = first.read_bytes(), second.read_bytes()
+    first.write_bytes(content[1])
+    second.write_bytes(content[0])
+    for file in (first, second):
+        os.utime(file, (1000, 1000))
+    assert site_stamp(tmp_path) != before

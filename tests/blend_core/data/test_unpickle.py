@@ -145,3 +145,11 @@ def test_a_few_bytes_cannot_ask_for_memory_or_hours(tmp_path: Path) -> None:
         nested = (nested,)
     refused(tmp_path, pickle.dumps({nested: 1}))
     assert time.monotonic() - start < 20
+
+
+def test_a_file_cannot_make_more_than_it_holds(tmp_path: Path) -> None:
+    text = b"a" * 100_000
+    encode = b"c_codecs\nencode\nh\x00U\x06latin1\x86R"
+    start = b"\x80\x02X" + len(text).to_bytes(4, "little") + text + b"q\x000]("
+    assert len(read(tmp_path, start + encode * 3 + b"e.")) == 3
+    assert "makes more than the file holds" in refused(tmp_path, start + encode * 100 + b"e.")
