@@ -20,8 +20,10 @@ ATTEMPTS = 10_000
 # So many attempts are drawn at a time.
 _BATCH = 250
 # After so many attempts the best one must have served this share of the clients, or there is no
-# hope: where a draw succeeds at all, the best ones before it lack a client or two.
+# hope: where a draw succeeds at all, the best ones before it lack a client or two. So many may
+# lack in any case: of a few clients, one is a large share.
 _HOPE = {_BATCH: 0.5, 4 * _BATCH: 0.9}
+_LACKING = 2
 
 
 def dirichlet(
@@ -72,7 +74,8 @@ def dirichlet(
         if (served == clients).any():
             break
         best, drawn = max(best, int(served.max())), attempt + _BATCH
-        if best < clients * _HOPE.get(drawn, 0) or drawn >= ATTEMPTS:
+        hopeless = best < min(clients * _HOPE.get(drawn, 0), clients - _LACKING)
+        if hopeless or drawn >= ATTEMPTS:
             raise ConfigError(
                 f"data.partition dirichlet ({what}): in {drawn} draws at most {best} "
                 f"clients got {least} training and test images; set a larger data.alpha or fewer "

@@ -55,15 +55,16 @@ def uniform_classes(
             holders[label].append(client)
     parts: list[Split] = [([], []) for _ in range(clients)]
     for label, owners in holders.items():
-        if len(train[label]) < len(owners):
-            raise ConfigError(
-                f"{what}: class {label} has {len(train[label])} images for {len(owners)} clients; "
-                "set fewer clients"
-            )
         weight = generator.uniform(0.4, 0.6, len(owners))
         share = weight / weight.sum()
         for which, items in enumerate((train, test)):
             pieces = cut(items.get(label, []), share, generator)
+            # Rounded down, a share of few images can be none: the client would lack the class.
+            if items is train and not all(pieces):
+                raise ConfigError(
+                    f"{what}: class {label} has too few images ({len(items[label])}) for its "
+                    f"{len(owners)} clients; set fewer clients or more shots"
+                )
             for client, piece in zip(owners, pieces, strict=True):
                 parts[client][which].extend(piece)
     return parts

@@ -111,6 +111,14 @@ def test_draws_end_at_the_cap(monkeypatch) -> None:
         dirichlet(labels, labels, 10, 5.0, 10, 0)
 
 
+def test_few_clients_have_as_many_draws_as_many_clients() -> None:
+    # 60 training and 30 test images of one class: nearly every draw leaves out a client of five,
+    # and the first that does not comes after the 1,000th.
+    labels, test_labels = [0] * 60, [0] * 30
+    splits = dirichlet(labels, test_labels, 5, 0.3, 5, 0)
+    assert min(min(len(train), len(test)) for train, test in splits) >= 5
+
+
 def test_shares_that_underflow_to_nothing_are_no_division_by_zero() -> None:
     labels = [i % 3 for i in range(300)]
     try:
@@ -146,6 +154,13 @@ def test_every_client_has_exactly_its_number_of_classes_in_similar_shares() -> N
         assert all(16 <= count <= 24 for count in counts.values())
     with pytest.raises(ConfigError, match=r"3 clients x 2 classes do not fit 20 classes"):
         uniform_classes(TRAIN, TEST, 3, 2, 0)
+
+
+def test_a_class_too_small_for_its_holders_leaves_none_of_them_without_it() -> None:
+    # Two images for two holders: a share below a half is none of them.
+    tight = [i % 10 for i in range(20)]
+    with pytest.raises(ConfigError, match=r"class \d has too few images \(2\) for its 2 clients"):
+        uniform_classes(tight, tight, 10, 2, 0)
 
 
 def test_clients_of_a_coarse_label_have_equal_slices_of_its_fine_labels() -> None:
