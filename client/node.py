@@ -226,8 +226,9 @@ class _Loaded:
             SiteError: the folder is unusable.
         """
         experiment, site = self.experiment, self._site
-        own = experiment.data.kind == "folders" and site.data_dir is not None
-        stamp = site_stamp(site.data_dir) if own and site.data_dir is not None else ""
+        stamp = ""
+        if experiment.data.kind == "folders" and site.data_dir is not None:
+            stamp = site_stamp(site.data_dir)
         if stamp == self._stamp:
             return
         memory = experiment.data.image_memory if site.image_memory is None else site.image_memory

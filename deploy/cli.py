@@ -21,7 +21,7 @@ from blend_core.errors import BlendError, ConfigError, RunError
 from deploy.bench import bench
 from deploy.compare import compare
 from deploy.data import data
-from deploy.options import Debug, Engine, Overrides
+from deploy.options import MANIFEST, Debug, Engine, Overrides
 from deploy.reproduce import reproduce
 from deploy.signals import Interrupted, interruptible, uninterrupted
 from deploy.sweep import sweep
@@ -121,7 +121,7 @@ def run(
         check(experiment)
         folder = prepare_folder(out, experiment)
         if experiment.data.kind != "folders":
-            write_manifest(folder / "manifest.json", dealt_data(experiment)[1])
+            write_manifest(folder / MANIFEST, dealt_data(experiment)[1])
     console = Console(highlight=False)
     console.print(compact_yaml(experiment), markup=False, soft_wrap=True)
     console.print(f"engine {engine}, out {folder}", markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import typer
 
 from blend_core.errors import ConfigError
 from blend_core.metrics import DASH
-from deploy.options import Debug, Overrides
+from deploy.options import MANIFEST, Debug, Overrides
 from deploy.signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from blend_core.data.manifest import Manifest
     from blend_core.data.records import Dataset
 
-MANIFEST, PICTURE = "manifest.json", "partition.png"
+PICTURE = "partition.png"
 # Of more clients the table shows the first ones; the manifest and the picture have all.
 SHOWN = 40
 
@@ -70,11 +70,10 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
     from blend_core.data.manifest import test_items
     from blend_core.names import client_name
 
-    params = "".join(f", {name} {value}" for name, value in manifest.params.items())
     shots = "all images" if manifest.shots is None else f"{manifest.shots} shots"
     seen = "all classes" if manifest.subset == "all" else "base classes"
     console.print(
-        f"{manifest.dataset}, {seen}, {shots}; {manifest.rule}{params}; few-shot seed "
+        f"{manifest.dataset}, {seen}, {shots}; {_rule(manifest)}; few-shot seed "
         f"{manifest.fewshot_seed}, partition seed {manifest.partition_seed}",
         markup=False,
         soft_wrap=True,
@@ -108,6 +107,11 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
     console.print(f"manifest {manifest.sha256()}", soft_wrap=True)
 
 
+def _rule(manifest: Manifest) -> str:
+    """The rule and its parameters, e.g. "disjoint, blocks round"."""
+    return ", ".join([manifest.rule, *(f"{name} {v}" for name, v in manifest.params.items())])
+
+
 def _draw(path: Path, dataset: Dataset, manifest: Manifest) -> None:
     from blend_core.data.manifest import class_counts
     from blend_core.names import client_name
@@ -120,6 +124,5 @@ def _draw(path: Path, dataset: Dataset, manifest: Manifest) -> None:
         pairs = zip(clients, manifest.clients, strict=True)
         clients = [f"{name} {part.domain or ''}".strip() for name, part in pairs]
     names = [manifest.class_names[label] for label in seen]
-    params = "".join(f", {name} {value}" for name, value in manifest.params.items())
-    title = f"{manifest.dataset}: {manifest.rule}{params}, seed {manifest.partition_seed}"
+    title = f"{manifest.dataset}: {_rule(manifest)}, seed {manifest.partition_seed}"
     write_partition_picture(path, counts[:, seen], clients, names, title)

@@ -9,6 +9,9 @@ import typer
 
 from blend_core.errors import ConfigError
 
+# The partition of a run's data, in its folder and where `blend data partition` writes it.
+MANIFEST = "manifest.json"
+
 
 class Engine(StrEnum):
     """How the clients of a run are computed; the numbers are the same."""

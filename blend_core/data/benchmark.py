@@ -20,7 +20,6 @@ from blend_core.data.records import Dataset, Record, require_files
 from blend_core.data.resolved import seen_and_new
 from blend_core.data.store import GIB, ImageStore, StoredImages, load_images
 from blend_core.data.transforms import Preprocess, cifar_preprocess, limit_size, prepare_test
-from blend_core.errors import ConfigError
 
 __all__ = ["dealt", "load_benchmark", "require_images"]
 
@@ -43,7 +42,10 @@ def dealt(experiment: Experiment, root: Path) -> tuple[Dataset, Manifest]:
 
 
 def _needed(experiment: Experiment) -> str:
-    """What the partition depends on, and nothing else, so that all runs of a sweep share it."""
+    """Key of a partition: all settings of the data, and the two seeds by their values.
+
+    Neither the run's own seed nor the method is in it, so runs of a sweep share what they can.
+    """
     data = experiment.data.model_dump(mode="json")
     seeds = {"fewshot_seed": experiment.fewshot_seed, "partition_seed": experiment.partition_seed}
     needed = {"clients": experiment.clients, "data": {**data, **seeds}}
@@ -101,14 +103,9 @@ def load_benchmark(
         ConfigError: there is no such client, or the settings do not fit the data set.
         SiteError: images are missing or cannot be read.
     """
-    if not 0 <= client_index < experiment.clients:
-        raise ConfigError(
-            f"client {client_index} does not exist: clients = {experiment.clients}, so partitions "
-            f"are 0 to {experiment.clients - 1}"
-        )
     data = experiment.data
     dataset, manifest = dealt(experiment, root)
-    part = manifest.clients[client_index]
+    part = manifest.part(client_index)
     groups = _groups(dataset, part, data)
     require_files(root, [record for group in groups for record in group], data.kind)
     small = describe(data.kind).reader == "cifar"

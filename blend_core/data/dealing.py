@@ -40,9 +40,9 @@ def deal(dataset: Dataset, experiment: Experiment) -> Manifest:
     chosen: Sequence[int] = range(len(labels))
     if settings.shots is not None and settings.rule != "iid-overlapping":
         chosen = few_shot(labels, settings.shots, experiment.fewshot_seed)
-    seen, _ = seen_and_new(dataset, data)
-    pool = [i for i in chosen if labels[i] in set(seen)]
-    test_pool = [i for i, record in enumerate(dataset.test) if record.label in set(seen)]
+    seen = set(seen_and_new(dataset, data)[0])
+    pool = [i for i in chosen if labels[i] in seen]
+    test_pool = [i for i, record in enumerate(dataset.test) if record.label in seen]
     splits, held, params = _split(dataset, experiment, settings, pool, test_pool)
     parts = []
     for number, (train, test) in enumerate(splits):
@@ -114,7 +114,8 @@ def _split(
         splits = dirichlet(labels, test_labels, clients, alpha, LEAST, seed)
         return splits, False, {"alpha": alpha, "least": LEAST}
     if rule == "uniform-classes":
-        each = data.classes_per_client or max(1, len(set(labels)) // (5 if _ten(labels) else 10))
+        classes = len(set(labels))
+        each = data.classes_per_client or max(1, classes // (5 if classes <= 10 else 10))
         splits = uniform_classes(labels, test_labels, clients, each, seed)
         return splits, False, {"classes_per_client": each}
     if rule == "domain-dirichlet":
@@ -138,7 +139,3 @@ def _split(
         return coarse_label(labels, test_labels, dataset.coarse, clients, seed), False, {}
     splits = pachinko(labels, test_labels, dataset.coarse, clients, alpha, seed)
     return splits, False, {"alpha": alpha}
-
-
-def _ten(labels: Sequence[int]) -> bool:
-    return len(set(labels)) <= 10

@@ -93,17 +93,17 @@ def make_split(kind: str, root: Path, seed: int) -> Path:
     for image, label, name in (*train, *(test or ())):
         if label < 0 or not (image + name).isprintable():
             raise SiteError(f"{folder}: {image!r}: its label ({label + 1}) or name is wrong")
-    parts = (
-        _thirds(train, kind, seed) if test is None else _with_validation(train, test, kind, seed)
-    )
+    if test is None:
+        rule, parts = "50/20/30 per class", _thirds(train, kind, seed)
+    else:
+        rule = "80/20 of the training list per class"
+        parts = _with_validation(train, test, kind, seed)
     write_json_atomic(path, parts)
     write_json_atomic(
         path.with_suffix(".made.json"),
         {
             "made_by": "blend data make-split",
-            "rule": "50/20/30 per class"
-            if test is None
-            else "80/20 of the training list per class",
+            "rule": rule,
             "seed": seed,
             "sha256": file_sha256(path),
         },

@@ -87,10 +87,19 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """As it is written, with `format` 1."""
         fields = asdict(self)
-        clients = [
-            {**asdict(p), "test": HELD if p.test is None else list(p.test)} for p in self.clients
-        ]
-        return {"format": 1, **fields, "clients": clients}
+        for client in fields["clients"]:
+            if client["test"] is None:
+                client["test"] = HELD
+        return {"format": 1, **fields}
+
+    def part(self, number: int) -> Part:
+        """What a client gets. Raises `ConfigError` if there is no such client."""
+        if not 0 <= number < len(self.clients):
+            raise ConfigError(
+                f"client {number} does not exist: clients = {len(self.clients)}, so partitions "
+                f"are 0 to {len(self.clients) - 1}"
+            )
+        return self.clients[number]
 
     def sha256(self) -> str:
         """Of what defines the data: the same images for the same clients, whoever dealt them."""
@@ -191,14 +200,14 @@ def read_manifest(path: Path, dataset: Dataset, experiment: Experiment) -> Manif
         own = f"{where}: client {number}"
         if part.id != number:
             raise ConfigError(f"{own} has another id; clients are listed in order, from 0")
-        test = [] if part.test == HELD else part.test
+        test = [] if isinstance(part.test, str) else part.test
         for name, items in (("train", part.train), ("test", test)):
             records = dataset.train if name == "train" else dataset.test
-            if not all(isinstance(i, int) and 0 <= i < len(records) for i in items):
+            if not all(0 <= i < len(records) for i in items):
                 raise ConfigError(f"{own}: {name} has a position outside 0 to {len(records) - 1}")
             if len(set(items)) < len(items):
                 raise ConfigError(f"{own}: {name} has an image twice")
-            if any(records[int(i)].label not in seen for i in items):
+            if any(records[i].label not in seen for i in items):
                 raise ConfigError(f"{own}: {name} has an image of a class that is kept as new")
         if file.rule != "iid-overlapping" and taken & set(part.train):
             raise ConfigError(f"{own}: train has an image that another client has, too")

@@ -28,7 +28,6 @@ from blend_core.data.shapes import (
     style_around,
 )
 from blend_core.data.transforms import Preprocess, limit_size, prepare_test
-from blend_core.errors import ConfigError
 from blend_core.randomness import derive_seed, numpy_generator
 
 __all__ = ["client_style", "load_shapes", "shapes_classes", "shapes_dataset"]
@@ -49,18 +48,13 @@ def load_shapes(experiment: Experiment, client_index: int, pre: Preprocess) -> C
     Raises:
         ConfigError: there is no such client, or there are too few images for so many clients.
     """
-    if not 0 <= client_index < experiment.clients:
-        raise ConfigError(
-            f"client {client_index} does not exist: clients = {experiment.clients}, so partitions "
-            f"are 0 to {experiment.clients - 1}"
-        )
+    dataset = shapes_dataset(experiment)
+    manifest = deal(dataset, experiment)
+    records = [dataset.train[position] for position in manifest.part(client_index).train]
     data, seed = experiment.data, experiment.fewshot_seed
     base, new = shapes_classes(experiment)
     style = client_style(experiment, client_index)
 
-    dataset = shapes_dataset(experiment)
-    manifest = deal(dataset, experiment)
-    records = [dataset.train[position] for position in manifest.clients[client_index].train]
     part = [(record.label, int(record.path.rpartition("/")[2])) for record in records]
     train = _render(
         [base[label] for label, _ in part],

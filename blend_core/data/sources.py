@@ -21,7 +21,14 @@ from blend_core.data.transforms import Preprocess
 from blend_core.errors import ConfigError, SiteError
 from blend_core.names import checked_name, client_name
 
-__all__ = ["class_names", "client_names", "load_client_data"]
+__all__ = [
+    "class_names",
+    "client_names",
+    "dealt_data",
+    "load_client_data",
+    "prompt_template",
+    "require_data",
+]
 
 
 def client_names(experiment: Experiment) -> list[str] | None:

@@ -84,10 +84,6 @@ class _Dtype:
             self.dtype = self.dtype.newbyteorder(state[1])
 
 
-def _raw(made: Any) -> bytes:
-    return made if isinstance(made, bytes) else b""
-
-
 def _bytes(data: str | bytes | bytearray) -> bytes:
     return data.encode("latin1") if isinstance(data, str) else bytes(data)
 
@@ -158,7 +154,10 @@ class _Unpickler(pickle._Unpickler):
         self._spend(self.stack[-1])
 
     def _spend(self, made: Any) -> None:
-        self.left -= made.nbytes if isinstance(made, np.ndarray) else len(_raw(made))
+        if isinstance(made, np.ndarray):
+            self.left -= made.nbytes
+        elif isinstance(made, bytes):
+            self.left -= len(made)
         if self.left < 0:
             raise _RefusedError("makes more than the file holds")
 

@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -100,18 +101,9 @@ def lines(comparison: Comparison) -> dict[str, Line]:
 
 
 @pytest.fixture
-def blend(monkeypatch, capsys):
-    """Run the command: arguments -> exit code, output, errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["blend", "compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        output = capsys.readouterr()
-        code = caught.value.code
-        return (code if isinstance(code, int) else 0), output.out, output.err
-
-    return run
+def blend(blend):
+    """`blend compare`: arguments -> exit code, output, errors."""
+    return partial(blend, "compare")
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from blend_core.report.reproductions import plan, read_reproductions
-from deploy import cli
 from deploy.grid import read_grid, resolve
 from deploy.reproduce import expand
 
@@ -19,18 +17,13 @@ TINY = ("rounds=1", "clients=2", "data.shots=2", "data.test_per_class=1")
 
 
 @pytest.fixture
-def blend(monkeypatch, capsys, tmp_path):
-    """Run the command in an empty folder: (arguments) -> exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
+def blend(blend):
+    """`blend reproduce` in an empty folder: (arguments) -> exit code, output, errors."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["blend", "reproduce", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        output = capsys.readouterr()
-        code = caught.value.code
-        assert all(len(line) <= 80 for line in output.out.splitlines() if "/" not in line)
-        return (code if isinstance(code, int) else 0), output.out, output.err
+        code, output, errors = blend("reproduce", *arguments)
+        assert all(len(line) <= 80 for line in output.splitlines() if "/" not in line)
+        return code, output, errors
 
     return run
 

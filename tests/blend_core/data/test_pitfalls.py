@@ -28,6 +28,7 @@ from blend_core.data.dealing import deal
 from blend_core.data.manifest import write_manifest
 from blend_core.data.partitions.dirichlet import dirichlet
 from blend_core.data.records import Dataset, Record
+from blend_core.data.unpickle import load_restricted
 from blend_core.errors import ConfigError, SiteError
 
 PRE = Preprocess(
@@ -205,7 +206,7 @@ def test_p19_the_last_client_does_not_get_three_times_the_classes(dtd) -> None:
 def test_p22_a_class_that_a_domains_test_list_lacks_shifts_no_name(tmp_path: Path) -> None:
     write_domains(tmp_path, "office_caltech10")
     file = tmp_path / "office_caltech_10" / "webcam_test.pkl"
-    paths, names = pickle.loads(file.read_bytes())
+    paths, names = load_restricted(file)
     kept = names != "bike"
     file.write_bytes(pickle.dumps((paths[kept], names[kept]), protocol=2))
     wrong = (~kept).sum()
