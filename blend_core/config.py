@@ -89,6 +89,16 @@ Rule = Literal[
 ]
 
 
+# Which kinds of data read which settings; those not named here are for all.
+_READ_BY: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("folders",): ("label_space", "classes", "holdout", "skip_bad"),
+    ("shapes",): ("test_per_class", "split", "style_spread"),
+    ("data sets",): ("subset", "max_test_per_class", "manifest", "blocks", "classes_per_client"),
+    ("folders", "data sets"): ("root",),
+    ("shapes", "data sets"): ("shots", "partition", "alpha", "boost"),
+}
+
+
 class DataConfig(Section):
     """Which images, which classes, and how they are dealt to clients."""
 
@@ -171,8 +181,8 @@ class DataConfig(Section):
     )
     manifest: str | None = Field(
         None,
-        description="data sets: file with a partition (blend data partition --out), used as it is "
-        "whatever shots, rule and seeds are set",
+        description="data sets: file with a partition (blend data partition --out); shots, rule, "
+        "its settings and seeds are the file's",
     )
     alpha: float | None = Field(
         None,
@@ -233,6 +243,15 @@ class DataConfig(Section):
                 )
         if self.cifar_stats and self.kind not in ("cifar10", "cifar100"):
             raise ValueError(f"cifar_stats is for cifar10 and cifar100, not {self.kind}")
+        kind = self.kind if self.kind in ("shapes", "folders") else "data sets"
+        for readers, names in _READ_BY.items():
+            for name in names if kind not in readers else ():
+                unset = type(self).model_fields[name].get_default(call_default_factory=True)
+                if (value := getattr(self, name)) != unset:
+                    raise ValueError(
+                        f"{name} {value} is for {' and '.join(readers)}, not {self.kind}; "
+                        "leave it out"
+                    )
         return self
 
 

@@ -120,10 +120,15 @@ def run(
         experiment = load_experiment(config, settings or [])
         check(experiment)
         folder = prepare_folder(out, experiment)
+        dealt = ""
         if experiment.data.kind != "folders":
-            write_manifest(folder / MANIFEST, dealt_data(experiment)[1])
+            manifest = dealt_data(experiment)[1]
+            write_manifest(folder / MANIFEST, manifest)
+            dealt = f"data {manifest.sentence()}"
     console = Console(highlight=False)
     console.print(compact_yaml(experiment), markup=False, soft_wrap=True)
+    if dealt:
+        console.print(dealt, markup=False, soft_wrap=True)
     console.print(f"engine {engine}, out {folder}", markup=False, soft_wrap=True)
     if experiment.data.kind == "shapes" and experiment.backbone.name != "blend-tiny":
         console.print(

@@ -1,7 +1,9 @@
-"""`blend data check`: is a folder of images fit to join a federation?"""
+"""`blend data check`: are folders of images fit to join a federation?"""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,16 +23,20 @@ if TYPE_CHECKING:
 
     from blend_core.backbone import Backbone
     from blend_core.data.findings import Finding
-    from blend_core.data.folders import Examination
+    from blend_core.data.folders import Examination, FolderOptions
 
-# So many findings of one code are shown: a manifest of a wrong kind has one on every line.
-SHOWN = 10
+# So many findings that say the same are shown: a manifest of a wrong kind has one on every line.
+SHOWN = 3
+# What findings that say the same differ in: the place before the colon, names and numbers.
+_VARYING = re.compile(r'^.*?: |"(?:[^"\\]|\\.)*"|\d+')
+# Columns of a line of text.
+WIDTH = 80
 # Progress is shown for more images than this.
 MANY = 500
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(help="The site's folder (data-dir).")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...")],
     classes: Annotated[
         Path | None,
         typer.Option(
@@ -57,37 +63,69 @@ def check(
     ] = "ViT-B-16-quickgelu",
     debug: Debug = False,
 ) -> None:
-    """Check a site's images before it joins; nothing is written or sent.
+    """Check sites' images before they join; nothing is written or sent.
 
-    Ends with 0 (fit to join), 1 (not fit) or 2 (wrong usage).
+    FOLDER is a site's data-dir; of several all are checked, whatever is wrong with the first.
+
+    Ends with 0 (fit to join), 1 (one or more are not) or 2 (wrong usage).
     """
     with uninterrupted():
         from rich.console import Console
 
         from blend_core.backbone import Backbone
         from blend_core.config import BackboneConfig
-        from blend_core.data.folders import FolderOptions, examine
+        from blend_core.data.folders import FolderOptions
 
     described = Backbone.describe(BackboneConfig(name=backbone))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     names = () if classes is None else _listed(classes)
     space = "node" if classes is None else "federation"
     options = FolderOptions(space, names, template, holdout, None, skip_bad, strict)
+    unfit = [folder for folder in folders if not _check_one(folder, options, described, console)]
+    if len(folders) > 1:
+        _say(f"{len(folders) - len(unfit)} of {len(folders)} sites are fit to join", console)
+    if unfit:
+        raise typer.Exit(1)
+    _say(f"prompts were checked for {backbone} (--backbone)", console)
+
+
+def _check_one(folder: Path, options: FolderOptions, backbone: Backbone, console: Console) -> bool:
+    """Show what one site has and what is wrong with it; whether it is fit to join."""
+    from blend_core.data.folders import examine
+
     with _progress(console) as progress:
         found = examine(folder, options, progress)
-    findings = [*found.findings, *_too_long(found, template, described)]
+    findings = [*found.findings, *_too_long(found, options.template, backbone)]
+    _say(f"{folder}:", console)
     if found.train or found.test or found.novel:
         console.print(_table(found))
+    if found.listed:
+        names = ", ".join(found.listed)
+        _say(f"in classes.txt without images, but competing: {names}", console)
     if found.domains:
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(found.domains.items()))
-        console.print(printable(f"domains: {counts}"))
+        _say(f"domains: {counts}", console)
     _print_findings(findings, console)
     errors = sum(finding.level == "error" for finding in findings)
     if errors:
-        console.print(f"not fit: {errors} error{'' if errors == 1 else 's'}")
-        raise typer.Exit(1)
-    console.print("fit to join" + _limits(found))
-    console.print(f"prompts were checked for {backbone} (--backbone)")
+        _say(f"not fit: {errors} error{'' if errors == 1 else 's'}", console)
+        return False
+    _say("fit to join" + _limits(found), console)
+    if not found.novel:
+        _say("no images in novel/<class>/ (a manifest lists none): Gen. is not measured", console)
+    return True
+
+
+def _say(text: str, console: Console) -> None:
+    """Print a text in lines of at most `WIDTH` columns, longer words apart."""
+    lines = textwrap.wrap(
+        printable(text),
+        WIDTH,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print("\n".join(lines))
 
 
 def _listed(file: Path) -> tuple[str, ...]:
@@ -126,7 +164,8 @@ def _table(found: Examination) -> Table:
         parts.pop()
     for heading, _ in parts:
         table.add_column(heading, justify="right", no_wrap=True)
-    for name in [*sorted(found.train.keys() | found.test.keys()), *sorted(found.novel)]:
+    base = found.train.keys() | found.test.keys() | set(found.listed)
+    for name in [*sorted(base), *sorted(found.novel)]:
         table.add_row(printable(name), *(f"{counts[name]:,}" for _, counts in parts))
     table.add_section()
     table.add_row("all", *(f"{counts.total():,}" for _, counts in parts))
@@ -134,18 +173,19 @@ def _table(found: Examination) -> Table:
 
 
 def _print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """Errors first, then warnings, each kind up to a number."""
+    """Errors first, then warnings; of those that say the same only the first few."""
     for level in ("error", "warning"):
-        seen: dict[str, int] = {}
+        kinds: dict[str, list[Finding]] = {}
         for finding in findings:
-            if finding.level != level:
-                continue
-            seen[finding.code] = seen.get(finding.code, 0) + 1
-            if seen[finding.code] <= SHOWN:
-                console.print(f"{level}: {finding}")
-        for code, number in seen.items():
-            if number > SHOWN:
-                console.print(f"{level}: {code} {number - SHOWN} more like the ones above".strip())
+            if finding.level == level:
+                kind = f"{finding.code} {_VARYING.sub('', finding.message)}"
+                kinds.setdefault(kind, []).append(finding)
+        for alike in kinds.values():
+            for finding in alike[:SHOWN]:
+                _say(f"{level}: {finding}", console)
+            if len(alike) > SHOWN:
+                more = f"{len(alike) - SHOWN:,} more like this"
+                _say(f"{level}: {alike[0].code} ... and {more}", console)
 
 
 def _limits(found: Examination) -> str:

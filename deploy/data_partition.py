@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +14,7 @@ from blend_core.errors import ConfigError
 from blend_core.metrics import DASH
 from deploy.options import MANIFEST, Debug, Overrides
 from deploy.signals import uninterrupted
+from deploy.table import WIDTH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +28,7 @@ SHOWN = 40
 
 
 def partition(
-    config: Annotated[str | None, typer.Argument(help="Preset or YAML file.")] = None,
+    config: Annotated[str | None, typer.Argument()] = None,
     settings: Overrides = None,
     out: Annotated[
         Path | None,
@@ -32,7 +36,10 @@ def partition(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Show who would get which images; with --out, write it as a manifest and a picture."""
+    """Show who would get which images; with --out, write it as a manifest and a picture.
+
+    CONFIG is the name of a preset or a YAML file; without it: quickstart.
+    """
     with uninterrupted():
         from rich.console import Console
 
@@ -42,22 +49,28 @@ def partition(
 
     experiment = load_experiment(config, settings or [])
     if out is not None:
-        _prepare(out)
+        _require_unused(out)
     console = Console(highlight=False)
     dataset, manifest = dealt_data(experiment)
     _print(dataset, manifest, console)
     if out is None:
         return
+    _make(out)
     write_manifest(out / MANIFEST, manifest)
     _draw(out / PICTURE, dataset, manifest)
     console.print(f"{out / MANIFEST}, {out / PICTURE}", markup=False, soft_wrap=True)
 
 
-def _prepare(out: Path) -> None:
+def _require_unused(out: Path) -> None:
+    """Refuse a folder that has a partition, before one is dealt for it."""
+    for name in (MANIFEST, PICTURE):
+        if os.path.lexists(out / name):
+            raise ConfigError(f"--out {out}: has a {name} already; name another folder")
+
+
+def _make(out: Path) -> None:
+    """Only once there is something to put into it: a refused command leaves nothing behind."""
     try:
-        for name in (MANIFEST, PICTURE):
-            if (out / name).exists():
-                raise ConfigError(f"--out {out}: has a {name} already; name another folder")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}; name a folder you may write") from None
@@ -70,14 +83,8 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
     from blend_core.data.manifest import test_items
     from blend_core.names import client_name
 
-    shots = "all images" if manifest.shots is None else f"{manifest.shots} shots"
-    seen = "all classes" if manifest.subset == "all" else "base classes"
-    console.print(
-        f"{manifest.dataset}, {seen}, {shots}; {_rule(manifest)}; few-shot seed "
-        f"{manifest.fewshot_seed}, partition seed {manifest.partition_seed}",
-        markup=False,
-        soft_wrap=True,
-    )
+    width = min(WIDTH, console.width)
+    console.print(manifest.sentence(), markup=False, width=width)
     table = Table()
     domains = any(part.domain for part in manifest.clients)
     for heading in ("client", *(["domain"] if domains else [])):
@@ -96,20 +103,21 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
     console.print(table)
     if count > SHOWN:
         console.print(f"and {count - SHOWN} more clients")
-    sizes = sorted(len(part.train) for part in manifest.clients)
-    held = [len(part.classes) for part in manifest.clients]
+    sizes = [len(part.train) for part in manifest.clients]
+    classes = [len(part.classes) for part in manifest.clients]
     clients = "1 client" if count == 1 else f"{count} clients"
+    median = f"{statistics.median(sizes):,.1f}".removesuffix(".0")
+    console.print(f"{clients}, {sum(sizes):,} training images")
     console.print(
-        f"{clients}, {sum(sizes):,} training images: {sizes[0]:,} to {sizes[-1]:,} a client, "
-        f"median {sizes[count // 2]:,}; {min(held)} to {max(held)} classes",
-        soft_wrap=True,
+        f"a client: {_extent(sizes)} training images, median {median}; {_extent(classes)} classes",
+        width=width,
     )
     console.print(f"manifest {manifest.sha256()}", soft_wrap=True)
 
 
-def _rule(manifest: Manifest) -> str:
-    """The rule and its parameters, e.g. "disjoint, blocks round"."""
-    return ", ".join([manifest.rule, *(f"{name} {v}" for name, v in manifest.params.items())])
+def _extent(numbers: Sequence[int]) -> str:
+    """From the smallest to the largest, e.g. "17 to 39"; one number if all are equal."""
+    return " to ".join(f"{number:,}" for number in sorted({min(numbers), max(numbers)}))
 
 
 def _draw(path: Path, dataset: Dataset, manifest: Manifest) -> None:
@@ -124,5 +132,4 @@ def _draw(path: Path, dataset: Dataset, manifest: Manifest) -> None:
         pairs = zip(clients, manifest.clients, strict=True)
         clients = [f"{name} {part.domain or ''}".strip() for name, part in pairs]
     names = [manifest.class_names[label] for label in seen]
-    title = f"{manifest.dataset}: {_rule(manifest)}, seed {manifest.partition_seed}"
-    write_partition_picture(path, counts[:, seen], clients, names, title)
+    write_partition_picture(path, counts[:, seen], clients, names, manifest.sentence())

@@ -151,10 +151,15 @@ def print_report(report: Report, papers: Mapping[str, Any], console: Console) ->
 
 
 def _print_plan(plan: Plan, sweep: Sweep, console: Console) -> None:
-    """Settings with their sources, datasets, rows, how many runs that is, and what forbids them."""
+    """What forbids the runs, settings with their sources, datasets, rows, and how many runs."""
     from blend_core.report.paper_report import listed, settings_lines
     from deploy.grid import resolve
 
+    try:
+        _require_root(plan)
+        resolve(sweep)
+    except ConfigError as error:  # First: whoever has no data needs nothing else of the plan yet.
+        _print_lines([f"cannot run: {_refusal(error)}"], console)
     table, datasets = plan.table, plan.datasets
     _print_lines([table.title, *(f"- {line}" for line in settings_lines(plan))], console)
     _print_lines([f"datasets: {', '.join(datasets)}", "rows:"], console)
@@ -166,11 +171,6 @@ def _print_plan(plan: Plan, sweep: Sweep, console: Console) -> None:
     sizes = {"row": len(table.rows), "dataset": len(datasets), "seed": len(plan.seeds)}
     counts = " x ".join(_count(number, noun) for noun, number in sizes.items())
     _print_lines([f"{counts}, equal runs once: {_count(len(sweep.cells), 'run')}"], console)
-    try:
-        _require_root(plan)
-        resolve(sweep)
-    except ConfigError as error:
-        _print_lines([f"cannot run: {_refusal(error)}"], console)
 
 
 def _list(known: Mapping[str, PaperTable], console: Console) -> None:

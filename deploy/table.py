@@ -133,6 +133,11 @@ def _left_out(results: Results) -> list[str]:
         lines.append("no client has test images: nothing was measured")
     elif counts and not any(count["novel"][1] for count in counts):
         lines.append("no images of new classes: Gen., H-Mean, Novel and HM are not measured")
+    elif (some := sum(count["novel"][1] > 0 for count in counts)) < len(counts):
+        lines.append(
+            f"Gen. and Novel: means over {some} of {len(counts)} clients, those with images of new "
+            "classes"
+        )
     if reasons := results.get("clients_not_evaluated"):
         lines += [f"not evaluated: {name}: {why}" for name, why in sorted(reasons.items())]
     return lines

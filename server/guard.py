@@ -30,9 +30,9 @@ def refusal(
         limits: largest number of images and largest change that are believed.
     """
     if reply.version != __version__:
-        return f"it runs version {reply.version!r}, the server {__version__}"
+        return f"it runs version '{_shown(reply.version)}', the server {__version__}"
     if reply.client != client:
-        return f"it claims to come from {reply.client!r}, which was not asked here"
+        return f"it claims to come from '{_shown(reply.client)}', which was not asked here"
     if (reply.kind, reply.round) != (request.kind, request.round):
         return (
             f"it answers {reply.kind} of round {reply.round}, asked was {request.kind} of round "
@@ -44,7 +44,7 @@ def refusal(
     images, least = reply.train_images, 1 if request.kind == "train" else 0
     if type(images) is not int or not least <= images <= limits.max_images:
         return (
-            f"its number of training images is {str(images)[:40]}, allowed are {least} to "
+            f"its number of training images is {_shown(images)}, allowed are {least} to "
             f"{limits.max_images}"
         )
     sent = request.shared if request.kind == "train" else {}
@@ -76,8 +76,8 @@ def disagreement(reply: Reply, first: Reply, manifest: str | None) -> str | None
     for what, has, expected, whose in facts:
         if has != expected:
             return (
-                f"its {what} (SHA-256 {str(has)[:12]}) is not that of {whose} "
-                f"({str(expected)[:12]}); give both the same files and settings"
+                f"its {what} (SHA-256 {_shown(has)[:12]}) is not that of {whose} "
+                f"({_shown(expected)[:12]}); give both the same files and settings"
             )
     return None
 
@@ -87,7 +87,7 @@ def _tensors_refusal(shared: Tensors, sent: Tensors, limits: ServerConfig) -> st
     if missing:
         return f"{len(missing)} shared tensors are missing, e.g. {missing[0]}"
     if extra:
-        return f"{len(extra)} tensors are unknown, e.g. {extra[0]}"
+        return f"{len(extra)} tensors are unknown, e.g. {_shown(extra[0])}"
     for name, value in sorted(shared.items()):
         if value.shape != sent[name].shape:
             return f"{name} has shape {value.shape}, expected {sent[name].shape}"
@@ -115,31 +115,36 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
         groups = ("local", "base", "novel")
         whole = isinstance(counts, dict) and sorted(counts) == sorted(groups)
         if not whole or not all(_is_count(counts[group]) for group in groups):
-            return f"its counts of right answers are {str(counts)[:80]}"
+            return f"its counts of right answers are {_shown(counts)}"
     for key in ("train_span", "evaluate_span"):
         if key in statistics and not _is_span(statistics[key]):
-            return f"its {key} is {str(statistics[key])[:80]}"
+            return f"its {key} is {_shown(statistics[key])}"
     training = statistics.get("training", {})
     named = isinstance(training, dict) and len(training) <= 20
     if not named or not all(_is_number(value) for value in training.values()):
-        return f"its training statistics are {str(training)[:80]}"
+        return f"its training statistics are {_shown(training)}"
     if not _is_short_text(statistics.get("private_sha256", "")):
         return "its private_sha256 is not a short text"
     if not _is_short_text(statistics.get("backbone_sha256", "")):
         return "its backbone_sha256 is not a short text"
     if "data" in statistics and not _is_description(statistics["data"]):
-        return f"its description of its data is {one_line(str(statistics['data'])[:80])}"
+        return f"its description of its data is {_shown(statistics['data'])}"
     worker = statistics.get("worker", {"pid": 0, "backbone_loads": 0})
     if not isinstance(worker, dict) or not all(
         type(worker.get(key)) is int for key in ("pid", "backbone_loads")
     ):
-        return f"its worker is {str(worker)[:80]}"
+        return f"its worker is {_shown(worker)}"
     return None
 
 
+def _shown(value: object) -> str:
+    """What a site sent, fit for the server's log."""
+    return one_line(str(value), 80)
+
+
 def _is_description(value: object) -> bool:
-    """Whether it says which partition a client's part is of, and of which domain."""
-    if not isinstance(value, dict):
+    """Whether it says which partition a client's part is of, of which domain and split."""
+    if not isinstance(value, dict) or type(value.get("published")) is not bool:
         return False
     domain = value.get("domain")
     return _is_line(value.get("manifest_sha256")) and (domain is None or _is_line(domain))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from blend_core import __version__
-from blend_core.config import DATASET_KINDS, DataConfig, Experiment
+from blend_core.config import DATASET_KINDS, Experiment
+from blend_core.data.manifest import Manifest
 from blend_core.messages import Reply, Request, Tensors, header_of, tensor_bytes
 from blend_core.metrics import (
     best_on_test,
@@ -19,6 +20,7 @@ from blend_core.metrics import (
 )
 from blend_core.report.runs import RESULTS
 from blend_core.state import tensors_sha256, write_json_atomic
+from blend_core.weights import TINY
 
 SHAPES_NOTE = "rendered shapes, tiny model: not comparable with the papers' numbers"
 
@@ -67,7 +69,8 @@ class Record:
         counts = {client: reply.statistics["counts"] for client, reply in members.items()}
         self.zero_shot = _summary(counts)
         published = zero_shot_as_published(counts)
-        if published["gen"] is not None:  # Only papers with new classes print it like that.
+        # Only papers with new classes print it like that; nobody has published sites' own images.
+        if self.experiment.data.kind != "folders" and published["gen"] is not None:
             self.zero_shot["as_published"] = published
         evaluating = _covered(_spans(members.values(), "evaluate_span"), (self.started, now))
         self.seconds["evaluation"] += evaluating
@@ -163,15 +166,25 @@ class Record:
             self.workers.setdefault(client, {})[worker["pid"]] = worker["backbone_loads"]
 
 
-def write_results(out: Path, record: Record, shared: Tensors) -> Path:
-    """Write `out/results.json` durably and return its path."""
+def write_results(out: Path, record: Record, shared: Tensors, partition: Manifest | None) -> Path:
+    """Write `out/results.json` durably and return its path.
+
+    Args:
+        out: folder of the run.
+        record: what happened.
+        shared: the shared tensors after the last round.
+        partition: of the data; None where it is not known here.
+    """
     experiment, members = record.experiment, record.members
     total = time.time() - record.started
     seconds = {"total": total, **record.seconds}
     seconds["waiting"] = total - sum(record.seconds.values())
     last = record.rounds[-1]["clients"] if record.rounds else []
-    without = [c for c, r in record.final["counts"].items() if r["base"][1] == 0]
-    dealt_before = experiment.data.manifest is not None
+    without = [c for c, r in record.final["counts"].items() if r["local"][1] == 0]
+    how = None if partition is None else partition.how()
+    # A manifest was dealt by seeds of its own, which may not be known here.
+    own: Mapping[str, Any] = how or {}
+    elsewhere = how is None and experiment.data.manifest is not None
     chosen = None
     if experiment.evaluation.select == "best-local-test":
         chosen = best_on_test(record.evaluations, record.final)
@@ -182,12 +195,14 @@ def write_results(out: Path, record: Record, shared: Tensors) -> Path:
         "seed": experiment.seed,
         "seeds": {
             "run": experiment.seed,
-            # A manifest was dealt by seeds of its own.
-            "fewshot": None if dealt_before else experiment.fewshot_seed,
-            "partition": None if dealt_before else experiment.partition_seed,
+            "fewshot": own.get("fewshot_seed", None if elsewhere else experiment.fewshot_seed),
+            "partition": own.get(
+                "partition_seed", None if elsewhere else experiment.partition_seed
+            ),
         },
+        "partition": how,
         "version": __version__,
-        **_comparability(experiment.data),
+        **_comparability(experiment, members.values()),
         "config": experiment.to_json(),
         "manifest_sha256": _common(
             _data(reply).get("manifest_sha256") for reply in members.values()
@@ -238,12 +253,20 @@ def _common(values: Iterable[str | None]) -> str | None:
     return next(iter(values), None)
 
 
-def _comparability(data: DataConfig) -> dict[str, Any]:
-    """Whether the data is one of the papers', whole; and what a reader must know of it."""
-    note = SHAPES_NOTE if data.kind == "shapes" else None
-    if data.kind in DATASET_KINDS and data.max_test_per_class is not None:
-        images = f"at most {data.max_test_per_class} test images per class"
-        note = f"{images}: a quick trial, not comparable with the papers' numbers"
+def _comparability(experiment: Experiment, members: Iterable[Reply]) -> dict[str, Any]:
+    """Whether data and model are those of the papers, whole; and what a reader must know."""
+    data = experiment.data
+    if data.kind == "shapes":
+        return {"comparable": False, "note": SHAPES_NOTE}
+    reasons = []
+    if experiment.backbone.name == TINY:
+        reasons.append(f"{TINY}, a toy model that knows rendered shapes only")
+    if data.max_test_per_class is not None:
+        plural = "" if data.max_test_per_class == 1 else "s"
+        reasons.append(f"at most {data.max_test_per_class} test image{plural} per class")
+    if not all(_data(reply).get("published", True) for reply in members):
+        reasons.append("a split of your own (blend data make-split)")
+    note = f"{'; '.join(reasons)}: not comparable with the papers' numbers" if reasons else None
     return {"comparable": data.kind in DATASET_KINDS and note is None, "note": note}
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from blend_core.backbone import Backbone
-from blend_core.config import Experiment, clients_per_round
+from blend_core.config import DATASET_KINDS, Experiment, clients_per_round
 from blend_core.data import class_names, client_names, dealt_data, prompt_template
+from blend_core.data.manifest import Manifest
 from blend_core.errors import (
     BlendError,
     FormationError,
@@ -96,14 +97,14 @@ class Coordinator:
         return build_method(self.experiment.method, backbone, self.experiment.seed)
 
     @cached_property
-    def _manifest(self) -> str | None:
-        """SHA-256 of the partition that all clients must have; None if only they know it."""
+    def _partition(self) -> Manifest | None:
+        """How the images are dealt; None if every site has its own, or only clients know it."""
         data = self.experiment.data
         if data.kind == "folders":
-            return ""
-        if data.kind == "shapes" or data.root is None or not os.path.isdir(data.root):
             return None
-        return dealt_data(self.experiment)[1].sha256()
+        if data.kind != "shapes" and (data.root is None or not os.path.isdir(data.root)):
+            return None
+        return dealt_data(self.experiment)[1]
 
     def run(self) -> None:
         """Run to the end and write the results; errors are written to the journal and raised."""
@@ -127,7 +128,7 @@ class Coordinator:
                 for round in range(1, experiment.rounds + 1):
                     shared = self.round(round, shared)
             self.final_evaluation(shared)
-            path = write_results(self.out, self.record, shared)
+            path = write_results(self.out, self.record, shared, self._partition)
             self.journal.write("finished", results=str(path))
         except BaseException as error:
             code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
@@ -147,6 +148,10 @@ class Coordinator:
         request = Request("join", self.federation, 0, self.experiment.to_json(), evaluate=True)
         known = client_names(self.experiment)
         self.journal.write("forming", have=[], want=wanted)
+        # Of shapes all must agree with the first: each renders them itself.
+        manifest = "" if self.experiment.data.kind == "folders" else None
+        if self.experiment.data.kind in DATASET_KINDS and self._partition is not None:
+            manifest = self._partition.sha256()
         refused: list[str] = []
         for reply in self.transport.join(request, timeout):
             if reply.error is not None:
@@ -154,7 +159,7 @@ class Coordinator:
             reason = self._refusal(reply, request, reply.client)
             if reason is None:
                 first = next(iter(self.members.values()), reply)
-                reason = disagreement(reply, first, self._manifest)
+                reason = disagreement(reply, first, manifest)
             if not is_plain_name(reply.client) or (known is not None and reply.client not in known):
                 reason = "no client of this experiment has that name"
             if reason is not None:

@@ -74,6 +74,11 @@ def tiny_experiment() -> Callable[..., Experiment]:
                 data[key] = {**data[key], **value}
             else:
                 data[key] = value
+        kind = data["data"].get("kind", "shapes")
+        if kind != "shapes":
+            del data["data"]["test_per_class"]
+        if kind == "folders":
+            del data["data"]["shots"]
         return parse_experiment(data)
 
     return build

@@ -11,6 +11,7 @@ import os
 import pickle
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def write_coop(root: Path, kind: str, images: bool = False) -> Path:
     return path
 
 
-def write_fgvc(root: Path, images: bool = False) -> Path:
+def write_fgvc(root: Path) -> Path:
     """FGVC-Aircraft: variants and three lists of numbers; returns its folder."""
     folder = root / "fgvc_aircraft"
     (folder / "images").mkdir(parents=True)
@@ -97,15 +98,10 @@ def write_fgvc(root: Path, images: bool = False) -> Path:
     # Two of the real names have a slash, most a space.
     names = [f"Model {label}/B" if label < 2 else f"Model {label}" for label in range(100)]
     (folder / "variants.txt").write_text("".join(f"{name}\n" for name in names))
-    files: list[tuple[Path, int]] = []
+    number = count()
     for part, listed in parts.items():
-        lines = []
-        for _, label, _ in listed:
-            lines.append(f"{len(files):07d} {names[label]}\n")
-            files.append((folder / "images" / f"{len(files):07d}.jpg", label))
+        lines = [f"{next(number):07d} {names[label]}\n" for _, label, _ in listed]
         (folder / f"images_variant_{part}.txt").write_text("".join(lines))
-    if images:
-        write_images(files)
     return folder
 
 
@@ -123,6 +119,7 @@ def write_imagenet(root: Path, names: Sequence[str], train: int, test: int) -> P
             for i in reversed(range(number)):
                 (inner / f"{wnid}_{part}_{i}.JPEG").touch()
             (inner / ".hidden.JPEG").touch()
+            (inner / "Thumbs.db").touch()
         (folder / "images" / "train" / ".DS_Store").touch()
     lines = [f"{wnid} {name}\n" for wnid, name in zip(wnids, names, strict=True)]
     (folder / "classnames.txt").write_text("".join(reversed(lines)))

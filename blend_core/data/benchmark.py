@@ -13,15 +13,16 @@ from torch import Tensor
 
 from blend_core.config import DataConfig, Experiment, parse_experiment
 from blend_core.data.client_data import ClientData, Labelled, Origin
-from blend_core.data.datasets import describe, read_dataset, read_image
+from blend_core.data.datasets import Stamp, describe, read_dataset, read_image, stamp
 from blend_core.data.dealing import deal
 from blend_core.data.manifest import Manifest, Part, read_manifest
 from blend_core.data.records import Dataset, Record, require_files
+from blend_core.data.repeated import same_files
 from blend_core.data.resolved import seen_and_new
 from blend_core.data.store import GIB, ImageStore, StoredImages, load_images
 from blend_core.data.transforms import Preprocess, cifar_preprocess, limit_size, prepare_test
 
-__all__ = ["dealt", "load_benchmark", "require_images"]
+__all__ = ["dealt", "load_benchmark", "require_images", "shared_images"]
 
 # Training, test and new-class records of one client.
 Groups = tuple[list[Record], list[Record], list[Record]]
@@ -38,7 +39,13 @@ def dealt(experiment: Experiment, root: Path) -> tuple[Dataset, Manifest]:
         ConfigError: settings, data set and manifest do not fit together.
         SiteError: files of the data set are missing or not the published ones.
     """
-    return _dealt(_needed(experiment), root)
+    dataset = read_dataset(experiment.data.kind, root)
+    return dataset, _manifest(_needed(experiment), dataset, _edited(experiment))
+
+
+def _edited(experiment: Experiment) -> Stamp:
+    path = experiment.data.manifest
+    return None if path is None else stamp(Path(path))
 
 
 def _needed(experiment: Experiment) -> str:
@@ -53,12 +60,12 @@ def _needed(experiment: Experiment) -> str:
 
 
 @lru_cache(maxsize=4)
-def _dealt(settings: str, root: Path) -> tuple[Dataset, Manifest]:
+def _manifest(settings: str, dataset: Dataset, edited: Stamp) -> Manifest:
+    """The partition. `edited` is of the file `data.manifest`: another one is read anew."""
     experiment = Experiment.model_validate_json(settings)
-    dataset = read_dataset(experiment.data.kind, root)
     if experiment.data.manifest is None:
-        return dataset, deal(dataset, experiment)
-    return dataset, read_manifest(Path(experiment.data.manifest), dataset, experiment)
+        return deal(dataset, experiment)
+    return read_manifest(Path(experiment.data.manifest), dataset, experiment)
 
 
 def require_images(experiment: Experiment, root: Path) -> None:
@@ -67,12 +74,13 @@ def require_images(experiment: Experiment, root: Path) -> None:
     Raises:
         SiteError: says how many are missing, and where the first of them belong.
     """
-    _require_images(_needed(experiment), root)
+    dataset = read_dataset(experiment.data.kind, root)
+    _require_images(_needed(experiment), dataset, root, _edited(experiment))
 
 
 @lru_cache(maxsize=16)
-def _require_images(settings: str, root: Path) -> None:
-    dataset, manifest = _dealt(settings, root)
+def _require_images(settings: str, dataset: Dataset, root: Path, edited: Stamp) -> None:
+    manifest = _manifest(settings, dataset, edited)
     data = Experiment.model_validate_json(settings).data
     records = {
         record: None
@@ -81,6 +89,20 @@ def _require_images(settings: str, root: Path) -> None:
         for record in group
     }
     require_files(root, list(records), dataset.kind)
+
+
+def shared_images(dataset: Dataset, root: Path) -> list[tuple[Record, Record]]:
+    """Training and test images that are the same file (PROTOCOL 8, P7), first of each first.
+
+    Returns:
+        One pair per test image that is a training image, too; empty where images lie in archives.
+    """
+    train = set(dataset.train)
+    pairs = []
+    for group in same_files(root, [*dataset.train, *dataset.test]):
+        if group[0] in train:
+            pairs += [(group[0], record) for record in group if record not in train]
+    return pairs
 
 
 def load_benchmark(
@@ -111,8 +133,8 @@ def load_benchmark(
     small = describe(data.kind).reader == "cifar"
     own = cifar_preprocess(data.kind, pre, data.cifar_stats) if small else None
     # CIFAR's images are enlarged, so what is kept of the others for crops would be less.
-    train = _decoded(data.kind, root, own or pre, small, image_memory)
-    test = _decoded(data.kind, root, own or pre, True, image_memory)
+    train = _decoded(dataset, root, own or pre, small, image_memory)
+    test = _decoded(dataset, root, own or pre, True, image_memory)
     seen, new = seen_and_new(dataset, data)
     return ClientData(
         base_names=tuple(dataset.names[label] for label in seen),
@@ -122,7 +144,7 @@ def load_benchmark(
         test_new=_labelled(test, groups[2], new),
         local=None if part.test is None else frozenset(range(len(seen))),
         preprocess=own,
-        origin=Origin(manifest.sha256(), part.domain),
+        origin=Origin(manifest.sha256(), part.domain, dataset.published),
     )
 
 
@@ -173,14 +195,18 @@ class _Decoded:
         """
         missing = list({r.path: r for r in records if r.path not in self._keys}.values())
         images, bad = load_images(missing, self._prepare, self._store)
+        failed = {position for position, _ in bad}
+        read = (record for position, record in enumerate(missing) if position not in failed)
+        self._keys |= {r.path: key for r, key in zip(read, images.keys, strict=True)}
         if bad:
             raise bad[0][1]
-        self._keys |= {r.path: key for r, key in zip(missing, images.keys, strict=True)}
         return StoredImages(self._store, [self._keys[r.path] for r in records])
 
 
 # One data set is in use at a time: training and test images each have a place.
 @lru_cache(maxsize=2)
-def _decoded(kind: str, root: Path, pre: Preprocess, whole: bool, image_memory: float) -> _Decoded:
+def _decoded(
+    dataset: Dataset, root: Path, pre: Preprocess, whole: bool, image_memory: float
+) -> _Decoded:
     fit = prepare_test if whole else limit_size
-    return _Decoded(lambda record: fit(read_image(kind, root, record), pre), image_memory)
+    return _Decoded(lambda record: fit(read_image(dataset.kind, root, record), pre), image_memory)

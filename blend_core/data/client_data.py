@@ -21,10 +21,12 @@ class Origin:
     Attributes:
         manifest_sha256: of the partition; equal at all clients that share the same data.
         domain: of domain sets; else None.
+        published: whether the split is the published one, not made by `blend data make-split`.
     """
 
     manifest_sha256: str
     domain: str | None = None
+    published: bool = True
 
 
 @dataclass(frozen=True, eq=False)

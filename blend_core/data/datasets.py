@@ -30,6 +30,7 @@ __all__ = [
     "read_image",
     "read_lines",
     "require_file",
+    "stamp",
 ]
 
 
@@ -78,12 +79,27 @@ def describe(kind: str) -> Description:
     return descriptions()[kind]
 
 
-@lru_cache(maxsize=2)
+# Size and times of a file or folder; None: it is not there.
+Stamp = tuple[int, int, int] | None
+# The data sets in use, each with the stamps of what it was read from.
+_KEPT: dict[tuple[str, Path], tuple[dict[str, Stamp], Dataset]] = {}
+_MOST_KEPT = 2
+
+
+def stamp(path: Path) -> Stamp:
+    """What changes when a file is edited or a name is added to a folder, however it is done."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def read_dataset(kind: str, root: Path) -> Dataset:
     """Read which images a data set has, with their labels, names and domains.
 
     Nothing is downloaded, created or decoded. Image files are not looked for here; see
-    `require_files`.
+    `require_files`. A process reads a data set once, and again when its lists or folders change.
 
     Args:
         kind: its id.
@@ -93,6 +109,31 @@ def read_dataset(kind: str, root: Path) -> Dataset:
         ConfigError: unknown id, or `root` is no folder.
         SiteError: a file is missing or not what it must be; names it and where it belongs.
     """
+    stamps, dataset = _KEPT.get((kind, root), ({}, None))
+    if dataset is not None and stamps == _stamps(root, dataset):
+        return dataset
+    dataset = _read(kind, root)
+    _KEPT.pop((kind, root), None)
+    while len(_KEPT) >= _MOST_KEPT:
+        del _KEPT[next(iter(_KEPT))]
+    _KEPT[kind, root] = _stamps(root, dataset), dataset
+    return dataset
+
+
+def _stamps(root: Path, dataset: Dataset) -> dict[str, Stamp]:
+    """Of all lists and listed folders, the folders in these, and the folders that hold them."""
+    found: dict[str, Stamp] = {}
+    for source in dataset.sources:
+        path = root / source
+        found[source] = stamp(path)
+        found[str(path.parent)] = stamp(path.parent)
+        if path.is_dir():
+            with os.scandir(path) as entries:
+                found |= {e.path: stamp(Path(e.path)) for e in entries if e.is_dir()}
+    return found
+
+
+def _read(kind: str, root: Path) -> Dataset:
     description = describe(kind)
     if not os.path.isdir(root):  # Path.is_dir() raises where a name is too long.
         raise ConfigError(
@@ -100,7 +141,7 @@ def read_dataset(kind: str, root: Path) -> Dataset:
         )
     if not os.path.isdir(root / description.folder):
         near = [p.name for p in root.iterdir() if p.name.lower() == description.folder.lower()]
-        hint = f"; {near[0]} there must be renamed" if near else "; docs/data.md shows its tree"
+        hint = f"; rename {near[0]} there" if near else "; docs/data.md lists what belongs there"
         raise SiteError(f"{kind}: no folder {root / description.folder}{hint}")
     reader = importlib.import_module(f"blend_core.data.readers.{description.reader}")
     try:
@@ -162,7 +203,7 @@ def folder_names(folder: Path, folders: bool = False) -> list[str]:
                 e.name for e in entries if not e.name.startswith(".") and e.is_dir() == folders
             ]
     except OSError as error:
-        raise SiteError(f"{folder}: {error.strerror}; docs/data.md shows the tree") from None
+        raise SiteError(f"{folder}: {error.strerror}; docs/data.md lists it") from None
     return sorted(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from blend_core.data.partitions.pachinko import pachinko
 from blend_core.data.partitions.preferred import dirichlet_preferred
 from blend_core.data.partitions.uniform_classes import uniform_classes
 from blend_core.data.records import Dataset
-from blend_core.data.resolved import Resolved, resolved, seen_and_new
+from blend_core.data.resolved import Resolved, require_used, resolved, seen_and_new
 from blend_core.errors import ConfigError
 
 __all__ = ["deal"]
@@ -33,9 +33,11 @@ def deal(dataset: Dataset, experiment: Experiment) -> Manifest:
     """Few-shot draw over all classes, then base classes only, then the partition (PROTOCOL 2).
 
     Raises:
-        ConfigError: the rule does not fit the data set, or a client would get nothing.
+        ConfigError: the rule does not fit the data set, a setting is of another rule, or a
+            client would get nothing.
     """
     data, settings = experiment.data, resolved(experiment.data)
+    require_used(data)
     labels = [record.label for record in dataset.train]
     chosen: Sequence[int] = range(len(labels))
     if settings.shots is not None and settings.rule != "iid-overlapping":
@@ -43,7 +45,11 @@ def deal(dataset: Dataset, experiment: Experiment) -> Manifest:
     seen = set(seen_and_new(dataset, data)[0])
     pool = [i for i in chosen if labels[i] in seen]
     test_pool = [i for i, record in enumerate(dataset.test) if record.label in seen]
-    splits, held, params = _split(dataset, experiment, settings, pool, test_pool)
+    params = dict(settings.params)
+    if settings.rule == "uniform-classes" and params["classes_per_client"] is None:
+        classes = len({labels[i] for i in pool})
+        params["classes_per_client"] = max(1, classes // (5 if classes <= 10 else 10))
+    splits, held = _split(dataset, experiment, settings, params, pool, test_pool)
     parts = []
     for number, (train, test) in enumerate(splits):
         if not train:
@@ -81,12 +87,12 @@ def _split(
     dataset: Dataset,
     experiment: Experiment,
     settings: Resolved,
+    params: Mapping[str, Any],
     pool: Sequence[int],
     test_pool: Sequence[int],
-) -> tuple[Sequence[Split], bool, dict[str, Any]]:
-    """Positions in the two pools per client, whether test images are those of the client's
-    classes, and the rule's parameters."""
-    data, rule, shots, alpha = experiment.data, settings.rule, settings.shots, settings.alpha
+) -> tuple[Sequence[Split], bool]:
+    """Positions in the two pools per client; whether test images are those of its classes."""
+    rule, shots = settings.rule, settings.shots
     clients, seed = experiment.clients, experiment.partition_seed
     train = [dataset.train[i] for i in pool]
     test = [dataset.test[i] for i in test_pool]
@@ -97,27 +103,24 @@ def _split(
         return [(part, []) for part in parts]
 
     if rule == "dirichlet-preferred":
-        parts = dirichlet_preferred(labels, clients, most, alpha, data.boost, seed)
-        return held(parts), True, {"alpha": alpha, "boost": data.boost}
+        parts = dirichlet_preferred(labels, clients, most, params["alpha"], params["boost"], seed)
+        return held(parts), True
     if rule == "disjoint":
-        parts = disjoint(labels, clients, shots, seed, data.blocks)
-        return held(parts), True, {"blocks": data.blocks}
+        parts = disjoint(labels, clients, shots, seed, params["blocks"])
+        return held(parts), True
     if rule == "iid-overlapping":
         if shots is None:
             raise ConfigError("data.partition iid-overlapping: draws shots; set data.shots")
-        return held(iid_overlapping(labels, clients, shots, seed)), True, {}
+        return held(iid_overlapping(labels, clients, shots, seed)), True
     if rule == "iid":
         if shots is not None:
-            return held(iid_few_shot(labels, clients, seed)), True, {}
-        return iid_full(len(labels), len(test_labels), clients, seed), False, {}
+            return held(iid_few_shot(labels, clients, seed)), True
+        return iid_full(len(labels), len(test_labels), clients, seed), False
     if rule == "dirichlet":
-        splits = dirichlet(labels, test_labels, clients, alpha, LEAST, seed)
-        return splits, False, {"alpha": alpha, "least": LEAST}
+        return dirichlet(labels, test_labels, clients, params["alpha"], LEAST, seed), False
     if rule == "uniform-classes":
-        classes = len(set(labels))
-        each = data.classes_per_client or max(1, classes // (5 if classes <= 10 else 10))
-        splits = uniform_classes(labels, test_labels, clients, each, seed)
-        return splits, False, {"classes_per_client": each}
+        each = params["classes_per_client"]
+        return uniform_classes(labels, test_labels, clients, each, seed), False
     if rule == "domain-dirichlet":
         if not dataset.domains:
             raise ConfigError(f"data.partition {rule}: {dataset.kind} has no domains")
@@ -126,16 +129,15 @@ def _split(
             [(r.label, str(r.domain)) for r in test],
             dataset.domains,
             clients,
-            alpha,
+            params["alpha"],
             seed,
         )
-        return splits, False, {"alpha": alpha}
+        return splits, False
     if dataset.coarse is None or shots is not None or settings.subset != "all":
         raise ConfigError(
             f"data.partition {rule}: needs coarse labels and all images, which only cifar100 with "
             "data.shots=0 has"
         )
     if rule == "coarse-label":
-        return coarse_label(labels, test_labels, dataset.coarse, clients, seed), False, {}
-    splits = pachinko(labels, test_labels, dataset.coarse, clients, alpha, seed)
-    return splits, False, {"alpha": alpha}
+        return coarse_label(labels, test_labels, dataset.coarse, clients, seed), False
+    return pachinko(labels, test_labels, dataset.coarse, clients, params["alpha"], seed), False

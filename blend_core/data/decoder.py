@@ -89,8 +89,9 @@ class Decoder:
                 text = f"{self._data_dir}: {what} left out: {names} ({first})"
                 findings.append(warning("W03", text))
             else:
-                text = f"{self._data_dir}: {what} cannot be used: {names}; replace or remove "
-                findings.append(error("E06", f"{text}{'it' if one else 'them'} ({first})"))
+                fix = f"replace or remove {'it' if one else 'them'}, or set skip-bad"
+                text = f"{self._data_dir}: {what} cannot be used: {names}; {fix} ({first})"
+                findings.append(error("E06", text))
         if self._too_large:
             text = (
                 f"{self._data_dir}: left out images of more than {MAX_PIXELS:,} pixels: "

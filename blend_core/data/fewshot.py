@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from blend_core.randomness import numpy_generator
 
-__all__ = ["BaseNew", "few_shot", "items_by_class", "select_classes", "split_base_new"]
+__all__ = ["BaseNew", "few_shot", "items_by_class", "split_base_new"]
 
 
 def items_by_class(labels: Sequence[int]) -> dict[int, list[int]]:
@@ -21,7 +21,7 @@ def items_by_class(labels: Sequence[int]) -> dict[int, list[int]]:
     return items
 
 
-def few_shot(labels: Sequence[int], shots: int, seed: int, part: str = "train") -> list[int]:
+def few_shot(labels: Sequence[int], shots: int, seed: int) -> list[int]:
     """Draw `shots` items of every class without replacement.
 
     Each class has a stream of its own, so that the draw of one class does not depend on which
@@ -30,10 +30,8 @@ def few_shot(labels: Sequence[int], shots: int, seed: int, part: str = "train") 
 
     Args:
         labels: the class of every item.
-        shots: items per class over the whole federation, 1 or more (for validation the papers'
-            code takes min(shots, 4)).
+        shots: items per class over the whole federation, 1 or more.
         seed: the few-shot seed, 0 or more.
-        part: names the stream, e.g. "train" or "validation".
 
     Returns:
         Positions in `labels`: classes in order of first appearance, items in order of the draw.
@@ -48,36 +46,26 @@ def few_shot(labels: Sequence[int], shots: int, seed: int, part: str = "train") 
         if len(items) <= shots:
             chosen += items
             continue
-        generator = numpy_generator(seed, "few-shot", part, label)
+        generator = numpy_generator(seed, "few-shot", "train", label)
         chosen += generator.choice(items, size=shots, replace=False).tolist()
     return chosen
 
 
 @dataclass(frozen=True)
 class BaseNew:
-    """The labels of the base and of the new classes, ascending; position is the label within."""
+    """The labels of the base and of the new classes, ascending."""
 
     base: tuple[int, ...]
     new: tuple[int, ...]
 
 
 def split_base_new(labels: Sequence[int]) -> BaseNew:
-    """Base classes are the first ceil(n/2) of the n distinct labels in sorted order.
+    """Base classes are the first ceil(n/2) of the n distinct labels in sorted order (PROTOCOL 2).
 
     Args:
-        labels: the training list's; the same split then serves training, validation and test.
+        labels: of all classes; repeated ones count once. The same halves then serve training and
+            test.
     """
     distinct = sorted(set(labels))
     half = (len(distinct) + 1) // 2
     return BaseNew(tuple(distinct[:half]), tuple(distinct[half:]))
-
-
-def select_classes(labels: Sequence[int], classes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Keep the items of some classes and relabel them 0, 1, ... in the order of `classes`.
-
-    Returns:
-        Positions of the kept items in `labels`, in their order, and their new labels.
-    """
-    relabelled = {label: position for position, label in enumerate(classes)}
-    kept = [position for position, label in enumerate(labels) if label in relabelled]
-    return kept, [relabelled[labels[position]] for position in kept]

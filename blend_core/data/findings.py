@@ -1,4 +1,4 @@
-"""What is wrong with a site's data, collected: the codes E01 to E12 and W01 to W06 (PROTOCOL 7.3).
+"""What is wrong with a site's data, collected: with the codes of docs/data.md (PROTOCOL 7.3).
 
 Every rule appends what it finds to a list and goes on. A worker raises the first error of the
 list, `blend data check` shows all of it, so both know the same rules.
@@ -23,7 +23,8 @@ class Finding:
     """One thing that is wrong or odd, in one line that names the place and the fix.
 
     Attributes:
-        code: "E01" to "E12", "W01" to "W06", or "" for what has none.
+        code: "E01" to "E13" or "W01" to "W09"; docs/data.md says what each means. An error may have
+            the code of a warning that a setting made stricter.
         level: an error keeps the site from joining, a warning does not.
         message: without the code.
     """
@@ -34,7 +35,7 @@ class Finding:
 
     def __str__(self) -> str:
         # Folders may be called anything, even more than one line.
-        return printable(f"{self.code} {self.message}".lstrip())
+        return printable(f"{self.code} {self.message}")
 
 
 def error(code: str, message: str) -> Finding:

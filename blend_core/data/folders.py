@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,10 +17,10 @@ import torch
 from blend_core.data.client_data import ClientData, Labelled
 from blend_core.data.decoder import Decoder
 from blend_core.data.findings import Finding, error, has_errors, log_warnings, raise_first, warning
-from blend_core.data.holdout import Held, hold_out, read_holdout, write_holdout
+from blend_core.data.holdout import Held, apply_holdout, write_holdout
 from blend_core.data.label_space import LabelSpace, label_space_of
-from blend_core.data.listing import SiteImage
-from blend_core.data.repeated import repeated_images
+from blend_core.data.listing import SiteImage, classes_of
+from blend_core.data.repeated import same_files
 from blend_core.data.site_images import SiteImages, list_site
 from blend_core.data.store import ImageStore
 from blend_core.data.transforms import Preprocess, limit_size, prepare_test
@@ -33,6 +33,8 @@ __all__ = ["Examination", "FolderOptions", "examine", "load_folder"]
 FEW = 2
 # How many times larger than the smallest class the largest may be without a warning.
 UNEVEN = 50
+# Pictures in two classes that a message names.
+_PAIRS = 5
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class FolderOptions:
         template: the prompt, with exactly one {}.
         holdout: share of the training images of each class that becomes the test part of a site
             that has none, from 0 (no test part), below 1.
-        holdout_file: remembers which they are; None: they are drawn, and not remembered.
+        holdout_file: remembers which they are, and they stay so whatever `holdout` becomes; None:
+            they are drawn, and not remembered.
         skip_bad: leave unreadable images out (W03) instead of refusing the site (E06).
         strict: refuse a site of which images are both in train and in test (W04).
     """
@@ -69,6 +72,7 @@ class Examination:
         test: usable test images by class, those held out included.
         novel: usable images by class that is never trained on.
         domains: usable images of train and test by domain, where the manifest says one.
+        listed: classes without images that only `classes.txt` names; they compete as well.
         base_names: names that compete in training; empty if the folder cannot be read.
     """
 
@@ -77,6 +81,7 @@ class Examination:
     test: Counter[str]
     novel: Counter[str]
     domains: Counter[str]
+    listed: tuple[str, ...]
     base_names: tuple[str, ...]
 
     @property
@@ -106,8 +111,7 @@ def load_folder(
         evaluates), and so is no test image, but not neither.
 
     Raises:
-        SiteError: the first error; one line that begins with the code of PROTOCOL 7.3, where it
-            has one.
+        SiteError: the first error; one line that begins with its code.
         ConfigError: an unknown label space, or federation classes that read the same.
     """
     findings: list[Finding] = []
@@ -123,7 +127,7 @@ def load_folder(
     if survey.held is not None and options.holdout_file is not None:
         write_holdout(options.holdout_file, survey.held)
     log_warnings(findings)
-    labels, new_names = survey.space.labels, _classes(survey.images.novel)
+    labels, new_names = survey.space.labels, classes_of(survey.images.novel)
     new_labels = {name: number for number, name in enumerate(new_names)}
     return ClientData(
         base_names=survey.space.names,
@@ -167,6 +171,7 @@ def examine(
         test=_counts(test),
         novel=_counts(novel),
         domains=Counter(i.domain for i in (*train, *test) if i.domain is not None),
+        listed=tuple(name for name in survey.space.labels if name not in survey.local),
         base_names=survey.space.names,
     )
 
@@ -177,11 +182,13 @@ class _Survey:
 
     Attributes:
         images: by part, the held-out ones in test.
+        local: classes of train and test.
         space: the names that compete.
         held: what is to be remembered of the holdout; None: nothing new.
     """
 
     images: SiteImages
+    local: tuple[str, ...]
     space: LabelSpace
     held: Held | None
 
@@ -191,35 +198,74 @@ def _survey(data_dir: Path, options: FolderOptions, findings: list[Finding]) -> 
         text = f"prompt-template {options.template!r} must contain {{}} exactly once"
         findings.append(error("E12", text))
     images, held = list_site(data_dir, findings), None
-    if options.holdout > 0 and images.train:
-        try:
-            known = {} if options.holdout_file is None else read_holdout(options.holdout_file)
-            # Beside test images that came later only what was held out before stays so.
-            choices: Held = {name: [] for name in _classes(images.train)} if images.test else {}
-            train, test, held = hold_out(images.train, options.holdout, {**choices, **known})
-            held = None if images.test or held == known else held
-            images = replace(images, train=train, test=(*images.test, *test))
-        except SiteError as failure:
-            findings.append(error("", str(failure)))
-    trained, local = _classes(images.train), _classes([*images.train, *images.test])
+    try:
+        images, held = apply_holdout(images, options.holdout, options.holdout_file)
+    except SiteError as failure:
+        findings.append(error("E13", str(failure)))
+    trained, local = classes_of(images.train), classes_of([*images.train, *images.test])
     space = label_space_of(
-        data_dir, local, options.label_space, options.federation_classes, findings
+        data_dir,
+        [*images.train, *images.test],
+        options.label_space,
+        options.federation_classes,
+        findings,
     )
-    # A class that competes in training is no longer new to the model.
-    check_names(_classes(images.novel), f"{data_dir}/novel", findings, taken=space.names)
+    _check_novel(data_dir, classes_of(images.novel), local, space.names, findings)
     untrained = [name for name in local if name not in trained]
     if trained and untrained:
         text = f"{data_dir}: test classes without training images: {quoted(untrained)}"
         findings.append(warning("W02", text))
-    repeated = repeated_images(data_dir, images)
+    _report_same(data_dir, images, options.strict, findings)
+    return _Survey(images, local, space, held)
+
+
+def _check_novel(
+    data_dir: Path,
+    novel: Sequence[str],
+    local: Sequence[str],
+    competing: Sequence[str],
+    findings: list[Finding],
+) -> None:
+    """E09 and E12 of novel classes: one that competes in training is not new to the model."""
+    own = []
+    for name in novel:
+        if name in local or name in competing:
+            place = "in train or test" if name in local else "among the names that compete there"
+            text = (
+                f"{data_dir}: class {quoted([name])} is in novel and {place}; a novel class must "
+                "not be trained on; take it out of one of the two"
+            )
+            findings.append(error("E09", text))
+        else:
+            own.append(name)
+    check_names(own, f"{data_dir}/novel", findings, taken=competing)
+
+
+def _report_same(data_dir: Path, images: SiteImages, strict: bool, findings: list[Finding]) -> None:
+    """W04 and W08: one file in train and in test, and one in two classes."""
+    groups = same_files(data_dir, (*images.train, *images.test, *images.novel))
+    train, test = set(images.train), set(images.test)
+    both = [group for group in groups if not train.isdisjoint(group)]
+    repeated = sorted(image.path for group in both for image in group if image in test)
     if repeated:
         occur = "image also occurs" if len(repeated) == 1 else "images also occur"
         text = (
             f"{data_dir}: {len(repeated)} test {occur} in train: {quoted(repeated)}; scores will "
             "be too high; remove one of the two"
         )
-        findings.append((error if options.strict else warning)("W04", text))
-    return _Survey(images, space, held)
+        findings.append((error if strict else warning)("W04", text))
+    pairs = []
+    for first, *others in groups:
+        other = next((i for i in others if i.class_name != first.class_name), None)
+        if other is not None:
+            pairs.append(f"{quoted([first.path])} and {quoted([other.path])}")
+    if pairs:
+        more = f" and {len(pairs) - _PAIRS} more" if len(pairs) > _PAIRS else ""
+        text = (
+            f"{data_dir}: the same picture in two classes: {', '.join(pairs[:_PAIRS])}{more}; "
+            "keep it in one"
+        )
+        findings.append(warning("W08", text))
 
 
 def _require_enough(
@@ -248,11 +294,7 @@ def _require_enough(
             f"{data_dir}: only {quoted(counts)} has training images; the model may learn to answer "
             "nothing else"
         )
-        findings.append(warning("", text))
-
-
-def _classes(images: Iterable[SiteImage]) -> tuple[str, ...]:
-    return tuple(sorted({image.class_name for image in images}))
+        findings.append(warning("W05", text))
 
 
 def _counts(images: Iterable[SiteImage]) -> Counter[str]:

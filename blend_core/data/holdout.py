@@ -4,22 +4,52 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from blend_core.data.listing import SiteImage
+from blend_core.data.listing import SiteImage, classes_of
+from blend_core.data.site_images import SiteImages
 from blend_core.errors import SiteError
 from blend_core.randomness import derive_seed
 from blend_core.state import make_folder, write_json_atomic
 
-__all__ = ["LEAST", "hold_out", "read_holdout", "write_holdout"]
+__all__ = ["LEAST", "apply_holdout", "hold_out", "read_holdout", "write_holdout"]
 
 LEAST = 5
 """Classes with fewer images keep all of them for training (PROTOCOL 7.2)."""
 
 # Paths that are held out, by class.
 Held = dict[str, list[str]]
+
+
+def apply_holdout(
+    images: SiteImages, share: float, file: Path | None
+) -> tuple[SiteImages, Held | None]:
+    """Move what is held out from train to test; nothing is written.
+
+    What was held out before always is, whatever the share has become and although test images came
+    later: otherwise it would be trained on. New classes are drawn only where a share is asked for
+    and there are no test images.
+
+    Args:
+        images: the site's.
+        share: as for `hold_out`, or 0.
+        file: earlier choices; None: there are none.
+
+    Returns:
+        The images, and what is to be remembered; None: nothing new.
+
+    Raises:
+        SiteError: as `read_holdout`.
+    """
+    known = {} if file is None else read_holdout(file)
+    draws = share > 0 and not images.test
+    choices = known if draws else {**{n: [] for n in classes_of(images.train)}, **known}
+    train, test, held = hold_out(images.train, share, choices)
+    moved = replace(images, train=train, test=(*images.test, *test))
+    return moved, held if draws and held != known else None
 
 
 def hold_out(
@@ -33,7 +63,7 @@ def hold_out(
 
     Args:
         images: the training images, classes together.
-        share: of each class with at least `LEAST` images, above 0, below 1; rounded half up.
+        share: of each new class with at least `LEAST` images, above 0, below 1; rounded half up.
         held: earlier choices, from `read_holdout`.
 
     Returns:

@@ -57,12 +57,13 @@ def is_image_name(name: str) -> bool:
 def decode_image(path: Path, upright: bool = True) -> Tensor:
     """Read a photo: its first frame as RGB.
 
-    Transparent parts become white. 16-bit grey is scaled to 8 bits over its full range, never
-    stretched to its own extremes, so that images stay comparable.
+    16-bit grey is scaled to 8 bits over its full range, never stretched to its own extremes, so
+    that images stay comparable.
 
     Args:
         path: a regular file with one of `SUFFIXES`.
-        upright: turn it as its EXIF says; the papers' code does not.
+        upright: turn it as its EXIF says, and let transparent parts become white. The papers' code
+            does neither: it drops the transparency (`convert("RGB")`).
 
     Returns:
         uint8, shape [3, H, W].
@@ -71,11 +72,13 @@ def decode_image(path: Path, upright: bool = True) -> Tensor:
         SiteError: the file is missing, of another kind, damaged, cut short, too large or too
             narrow; the message names it. `TooLargeError` if it is too large.
     """
-    if not is_image_name(path.name):
-        raise SiteError(f"{path}: not one of {', '.join(sorted(SUFFIXES))}")
     if not os.path.isfile(path):
-        what = "no regular file" if os.path.exists(path) else "no such file"
-        raise SiteError(f"{path}: {what}")
+        missing = "a link that leads nowhere" if os.path.islink(path) else "no such file"
+        what = "no regular file" if os.path.exists(path) else missing
+        raise SiteError(f"{path}: {what}; replace or remove it")
+    if not is_image_name(path.name):
+        kinds = ", ".join(sorted(SUFFIXES))
+        raise SiteError(f"{path}: not one of {kinds}; convert it to PNG or JPEG")
     try:
         # The size is known before the pixels are decoded, and checked in `_pixels` instead.
         with warnings.catch_warnings():
@@ -114,15 +117,16 @@ def _pixels(image: Image.Image, upright: bool) -> np.ndarray[tuple[int, ...], np
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise _UnusableError(f"{width} x {height} pixels is too narrow; crop or remove it")
     image.load()
-    # After loading: a PNG may carry its EXIF behind the pixels, and Pillow turns a TIFF itself.
-    orientation = image.getexif().get(_ORIENTATION)
-    rgb = _to_rgb(image)
-    if upright and orientation in _TRANSPOSE:
-        rgb = rgb.transpose(_TRANSPOSE[orientation])
+    rgb = _to_rgb(image, white=upright)
+    if upright:
+        # After loading: a PNG may carry its EXIF behind the pixels, and Pillow turns a TIFF itself.
+        orientation = image.getexif().get(_ORIENTATION)
+        if orientation in _TRANSPOSE:
+            rgb = rgb.transpose(_TRANSPOSE[orientation])
     return np.array(rgb)  # A copy, for what Pillow hands out cannot be written to.
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, white: bool) -> Image.Image:
     if image.mode.startswith("I"):
         # "I" holds 16-bit grey too, in files of some writers.
         values = np.asarray(image).astype(np.int64)
@@ -131,8 +135,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray((values / 257 + 0.5).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise _UnusableError("floating-point pixels; save it with 8 or 16 bits")
-    if image.has_transparency_data:
+    if white and image.has_transparency_data:
         rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        ground = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(ground, rgba).convert("RGB")
     return image.convert("RGB")

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blend_core.data.findings import Finding, error, has_errors, raise_first
-from blend_core.data.listing import is_inside
-from blend_core.data.vocabulary import check_names, quoted, read_classes_file, reading
+from blend_core.data.listing import SiteImage, classes_of, is_inside
+from blend_core.data.vocabulary import (
+    check_names,
+    likely_line,
+    quoted,
+    read_classes_file,
+    reading,
+)
 from blend_core.errors import ConfigError, SiteError
 
 __all__ = ["LabelSpace", "label_space_of"]
@@ -21,7 +27,8 @@ class LabelSpace:
 
     Attributes:
         names: by label.
-        labels: label of every local class (its folder, or its text in the manifest).
+        labels: label of every local class (its folder, or its text in the manifest), and of those
+            that only `classes.txt` lists.
     """
 
     names: tuple[str, ...]
@@ -30,7 +37,7 @@ class LabelSpace:
 
 def label_space_of(
     data_dir: Path,
-    local: Sequence[str],
+    images: Sequence[SiteImage],
     kind: str,
     federation_classes: Sequence[str],
     findings: list[Finding],
@@ -43,16 +50,17 @@ def label_space_of(
 
     Args:
         data_dir: the site's folder.
-        local: classes of train and test, sorted.
+        images: of train and test; their classes are the local ones.
         kind: "node" or "federation".
         federation_classes: the federation's class names; only used with "federation".
-        findings: receives E05, E07, E09, E10 and E12, and what is wrong with `classes.txt`.
+        findings: receives E05, E07, E09, E10 and E12, and E04 of `classes.txt`.
 
     Raises:
         ConfigError: an unknown kind, or `federation_classes` read the same.
     """
     if kind not in ("node", "federation"):
         raise ConfigError(f"label-space = {kind!r}: must be node or federation")
+    local = classes_of(images)
     check_names(local, str(data_dir), findings)
     texts = _texts(data_dir, local, kind, findings)
     if kind == "federation":
@@ -66,10 +74,24 @@ def label_space_of(
             error(
                 "E07",
                 f"{data_dir}: only one class ({quoted(space.names)}), so there is nothing to "
-                "learn; list further names in classes.txt or set label-space to federation",
+                "learn; list further names in classes.txt or set label-space to "
+                f"federation{_likely_level(images)}",
             )
         )
     return space
+
+
+def _likely_level(images: Sequence[SiteImage]) -> str:
+    """Whether the folders below the only class look like the classes."""
+    below = set()
+    for image in images:
+        folders = image.path.split("/")[1:-1]
+        if folders[:1] != [image.class_name] or len(folders) < 2:
+            return ""  # An image directly in the class, or one that a manifest lists.
+        below.add(folders[1])
+    if len(below) < 2:
+        return ""
+    return f"; if {quoted(sorted(below))} are the classes, move them one folder up"
 
 
 def _texts(
@@ -83,13 +105,11 @@ def _texts(
     texts = read_classes_file(listed, findings)
     missing = [name for name in local if name not in texts]
     if kind == "node" and missing and len(findings) == before:
-        findings.append(
-            error(
-                "",
-                f"{listed}: no line for the class {quoted(missing)}; add it, or remove the file "
-                "to use the classes' own names",
-            )
+        text = (
+            f"{listed}: no line for the class {quoted(missing)}; add it, or remove the file to "
+            f"use the classes' own names{likely_line(missing[0], texts)}"
         )
+        findings.append(error("E04", text))
     if kind == "federation":
         return {name: texts.get(name, name) for name in local}
     return texts

@@ -78,7 +78,7 @@ def make_split(kind: str, root: Path, seed: int) -> Path:
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists already; move it away first, if it is not the right one")
     if not (folder / description.images).is_dir():
-        raise SiteError(f"{folder / description.images} is missing; docs/data.md shows the tree")
+        raise SiteError(f"{folder / description.images} is missing; docs/data.md lists it")
     try:
         train, test = _SOURCES[kind](description, root)
     except BlendError:
@@ -89,7 +89,7 @@ def make_split(kind: str, root: Path, seed: int) -> Path:
             "them; docs/data.md says what they are"
         ) from error
     if not train:
-        raise SiteError(f"{folder}: no images were found; docs/data.md shows the tree")
+        raise SiteError(f"{folder}: no images were found; docs/data.md lists what belongs there")
     for image, label, name in (*train, *(test or ())):
         if label < 0 or not (image + name).isprintable():
             raise SiteError(f"{folder}: {image!r}: its label ({label + 1}) or name is wrong")

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from blend_core.config import Experiment, Rule
+from blend_core.config import DataConfig, Experiment, Rule
 from blend_core.data.records import Dataset
-from blend_core.data.resolved import resolved, seen_and_new
+from blend_core.data.resolved import RULE_SETTINGS, resolved, seen_and_new
 from blend_core.errors import ConfigError, one_line
 from blend_core.state import write_json_atomic
 
@@ -101,6 +101,27 @@ class Manifest:
             )
         return self.clients[number]
 
+    def how(self) -> dict[str, Any]:
+        """How the images were dealt: what somebody must set to deal them again."""
+        return {
+            "shots": self.shots,
+            "subset": self.subset,
+            "rule": self.rule,
+            "params": dict(self.params),
+            "fewshot_seed": self.fewshot_seed,
+            "partition_seed": self.partition_seed,
+        }
+
+    def sentence(self) -> str:
+        """`how` for people, e.g. "dtd, base classes, 16 shots; dirichlet-preferred, alpha 0.01"."""
+        shots = "all images" if self.shots is None else f"{self.shots} shots"
+        seen = "all classes" if self.subset == "all" else "base classes"
+        rule = ", ".join([self.rule, *(f"{name} {value}" for name, value in self.params.items())])
+        return (
+            f"{self.dataset}, {seen}, {shots}; {rule}; few-shot seed {self.fewshot_seed}, "
+            f"partition seed {self.partition_seed}"
+        )
+
     def sha256(self) -> str:
         """Of what defines the data: the same images for the same clients, whoever dealt them."""
         fields = self.to_json()
@@ -161,6 +182,33 @@ class _ManifestFile(_Strict):
     versions: dict[str, str]
 
 
+def _require_agreement(where: str, file: _ManifestFile, data: DataConfig) -> None:
+    """Settings that say how images are dealt decide nothing here, so they must not say otherwise.
+
+    Raises:
+        ConfigError: one that is set has another value than the one the manifest was made with.
+    """
+    made: dict[str, object] = {
+        "shots": file.shots or 0,
+        "partition": file.rule,
+        "fewshot_seed": file.fewshot_seed,
+        "partition_seed": file.partition_seed,
+    }
+    for names in RULE_SETTINGS.values():
+        made |= {name: file.params.get(name, _default(name)) for name in names}
+    for name, value in made.items():
+        if getattr(data, name) not in (value, _default(name)):
+            was = json.dumps(value)
+            raise ConfigError(
+                f"{where}: was made with {name} {was}, but data.{name} = {getattr(data, name)}; "
+                f"set data.{name}={was}, or make another manifest"
+            )
+
+
+def _default(name: str) -> object:
+    return DataConfig.model_fields[name].default
+
+
 def read_manifest(path: Path, dataset: Dataset, experiment: Experiment) -> Manifest:
     """Read a manifest and check that it is a partition of this data set for this experiment.
 
@@ -194,6 +242,7 @@ def read_manifest(path: Path, dataset: Dataset, experiment: Experiment) -> Manif
         )
     if file.subset != resolved(experiment.data).subset:
         raise ConfigError(f"{where}: has subset {file.subset}; set data.subset={file.subset}")
+    _require_agreement(where, file, experiment.data)
     seen = set(seen_and_new(dataset, experiment.data)[0])
     taken: set[int] = set()
     for number, part in enumerate(file.clients):

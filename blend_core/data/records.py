@@ -47,6 +47,7 @@ class Dataset:
         sources: SHA-256 of every file that says which images there are, by path relative to the
             root; of folders that were listed, the SHA-256 of the sorted list.
         coarse: CIFAR-100: the coarse label of every label.
+        published: whether the lists are those that everybody has, not a split made here.
 
     Raises:
         SiteError: a name that is empty or not printable, a label without a name, a record whose
@@ -61,6 +62,7 @@ class Dataset:
     test: tuple[Record, ...]
     sources: Mapping[str, str] = field(default_factory=dict)
     coarse: tuple[int, ...] | None = None
+    published: bool = True
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -82,6 +84,9 @@ class Dataset:
         path, times = paths.most_common(1)[0] if paths else ("", 0)
         if times > 1:
             raise SiteError(f"{self.kind}: {path} is listed {times} times; one image, one record")
+
+    def __hash__(self) -> int:
+        return hash((self.kind, tuple(sorted(self.sources.items()))))
 
     @property
     def domains(self) -> tuple[str, ...]:

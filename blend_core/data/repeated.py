@@ -1,38 +1,51 @@
-"""Finds test images that are training images as well, by content."""
+"""Finds images that are the same file twice, by content."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from blend_core.data.site_images import SiteImages
+__all__ = ["same_files"]
 
-__all__ = ["repeated_images"]
+# Bytes at the end of a file that are compared before the whole.
+_TAIL = 4096
 
 
-def repeated_images(data_dir: Path, images: SiteImages) -> list[str]:
-    """Paths of the test images whose bytes are those of a training image (W04).
+class _HasPath(Protocol):
+    @property
+    def path(self) -> str: ...
+
+
+Listed = TypeVar("Listed", bound=_HasPath)
+
+
+def same_files(data_dir: Path, images: Iterable[Listed]) -> list[list[Listed]]:
+    """Images whose files hold the same bytes, together.
 
     Args:
-        data_dir: the site's folder.
-        images: what lies in it. Files that cannot be read are passed over.
+        data_dir: the folder that their paths count from.
+        images: of any parts. Files that are empty or cannot be read are passed over.
+
+    Returns:
+        Groups of at least two images; the images in each are in the order given.
     """
-    sizes: dict[int, list[str]] = {}
-    for image in images.train:
-        sizes.setdefault(_size(data_dir / image.path), []).append(image.path)
-    digests: dict[int, set[bytes]] = {}
-    repeated = []
-    for image in images.test:
-        size = _size(data_dir / image.path)
-        if size <= 0 or size not in sizes:  # Most files need not be read.
-            continue
-        if size not in digests:
-            digests[size] = {_digest(data_dir / path) for path in sizes[size]}
-        digest = _digest(data_dir / image.path)
-        if digest and digest in digests[size]:
-            repeated.append(image.path)
-    return repeated
+    groups = [list(images)]
+    # Cheap comparisons first, so that most files need not be read.
+    for key in (_size, _tail, _digest):
+        groups = [same for group in groups for same in _alike(data_dir, group, key)]
+    return groups
+
+
+def _alike(
+    data_dir: Path, images: Iterable[Listed], key: Callable[[Path], int | bytes]
+) -> list[list[Listed]]:
+    found: dict[int | bytes, list[Listed]] = {}
+    for image in images:
+        found.setdefault(key(data_dir / image.path), []).append(image)
+    return [same for value, same in found.items() if value and len(same) > 1]
 
 
 def _size(path: Path) -> int:
@@ -47,5 +60,15 @@ def _digest(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
+    except OSError:
+        return b""
+
+
+def _tail(path: Path) -> bytes:
+    """The last bytes, in which pixels lie: files of one camera begin alike."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(-min(_TAIL, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read()
     except OSError:
         return b""

@@ -5,16 +5,25 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blend_core.data.findings import Finding, error, has_errors, warning
 from blend_core.data.images import is_image_name
-from blend_core.data.listing import DEEPEST, SiteImage, class_images, is_hidden
+from blend_core.data.listing import (
+    SiteImage,
+    class_images,
+    counts_as_image,
+    files_below,
+    is_hidden,
+)
 from blend_core.data.site_manifest import MANIFEST, read_manifest
+from blend_core.data.vocabulary import quoted
 
 __all__ = ["SiteImages", "is_site", "list_site", "site_stamp"]
+
+_PARTS = ("train", "test", "novel")
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,15 @@ def list_site(data_dir: Path, findings: list[Finding]) -> SiteImages:
 
     Args:
         data_dir: the site's folder.
-        findings: receives E01 to E05, E08, E09 and W01.
+        findings: receives E01 to E05, E08, E09, W01, W07 and W09.
     """
     try:
-        os.scandir(data_dir).close()
+        with os.scandir(data_dir) as entries:
+            others = sorted(
+                e.name
+                for e in entries
+                if os.path.isdir(e) and not is_hidden(e.name) and e.name not in _PARTS
+            )
     except (FileNotFoundError, NotADirectoryError):
         text = f"data directory {data_dir} not found; set data-dir"
         findings.append(error("E01", text))
@@ -58,11 +72,12 @@ def list_site(data_dir: Path, findings: list[Finding]) -> SiteImages:
         text = f"data directory {data_dir} cannot be read: {failure.strerror}; check permissions"
         findings.append(error("E01", text))
         return SiteImages()
-    folders = {p for p in ("train", "test", "novel") if os.path.isdir(data_dir / p)}
+    # Of whatever kind: a link that leads nowhere is an error, and no missing folder.
+    folders = {part for part in _PARTS if os.path.lexists(data_dir / part)}
     if os.path.lexists(data_dir / MANIFEST):
         if folders & {"train", "test"}:
             text = f"{data_dir}: {MANIFEST} counts, class folders in train/ and test/ do not"
-            findings.append(warning("", text))
+            findings.append(warning("W07", text))
         train, test = read_manifest(data_dir, findings)
         fix = f"list images in {MANIFEST}"
     elif folders & {"train", "test"}:
@@ -71,14 +86,37 @@ def list_site(data_dir: Path, findings: list[Finding]) -> SiteImages:
             for part in ("train", "test")
         )
         fix = "add images as train/<class>/*.jpg"
+        if others:
+            text = f"{data_dir}: not read: {quoted(others)}; only train/, test/ and novel/ are"
+            findings.append(warning("W07", text))
     else:
         text = f"expected train/<class>/, test/<class>/ or {MANIFEST} under {data_dir}"
-        findings.append(error("E02", text))
+        findings.append(error("E02", text + _likely_layout(data_dir, others)))
         return SiteImages()
     novel = class_images(data_dir, "novel", findings) if "novel" in folders else []
     if not train and not test and not has_errors(findings):
         findings.append(error("E08", f"{data_dir}: no images in train or test; {fix}"))
     return SiteImages(tuple(train), tuple(test), tuple(novel))
+
+
+def _likely_layout(data_dir: Path, folders: Sequence[str]) -> str:
+    """What to do with folders that are there instead of train/ and test/."""
+    if not folders:
+        return ""
+    sites = [name for name in folders if is_site(data_dir / name)]
+    if sites:
+        return f"; name the folder of one site instead, such as {data_dir / sites[0]}"
+    classes = [name for name in folders if _holds_images(data_dir / name)]
+    if classes:
+        return f"; move the class folders ({quoted(classes)}) into {data_dir}/train"
+    return f"; there are only {quoted(folders)}: rename or move them"
+
+
+def _holds_images(folder: Path) -> bool:
+    try:
+        return any(map(is_image_name, os.listdir(folder)))
+    except OSError:
+        return False
 
 
 def site_stamp(data_dir: Path) -> str:
@@ -91,13 +129,16 @@ def site_stamp(data_dir: Path) -> str:
     Returns:
         64 hexadecimal digits.
     """
+    findings: list[Finding] = []
+    real_root = os.path.realpath(data_dir)
     lines = [_stamp(os.path.join(data_dir, name)) for name in (MANIFEST, "classes.txt")]
     listed = os.path.lexists(data_dir / MANIFEST)
     if listed:
         lines += [_stamp(os.path.join(data_dir, path)) for path in _listed(data_dir / MANIFEST)]
     for part in ("novel",) if listed else ("train", "test", "novel"):
-        lines += map(_stamp, _images(os.path.join(data_dir, part), set()))
-    text = "\n".join(sorted(lines))
+        files = files_below(os.path.join(data_dir, part), real_root, findings)
+        lines += [_stamp(file) for file in files if counts_as_image(file)]
+    text = "\n".join(sorted([*lines, *map(str, findings)]))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -119,27 +160,3 @@ def _listed(manifest: Path) -> Iterator[str]:
                     yield row[0]
     except (OSError, csv.Error):
         return
-
-
-def _images(folder: str, visited: set[tuple[int, int]], levels: int = DEEPEST) -> Iterator[str]:
-    """Image files below a folder; of one that cannot be read or lies too deep, its own path."""
-    if levels == 0:
-        yield folder
-        return
-    try:
-        identity = os.stat(folder)
-        if (identity.st_dev, identity.st_ino) in visited:
-            return
-        visited.add((identity.st_dev, identity.st_ino))
-        with os.scandir(folder) as found:
-            entries = sorted(
-                (entry for entry in found if not is_hidden(entry.name)), key=lambda e: e.name
-            )
-    except OSError:
-        yield folder
-        return
-    for entry in entries:
-        if os.path.isdir(entry):
-            yield from _images(entry.path, visited, levels - 1)
-        elif is_image_name(entry.name):
-            yield entry.path

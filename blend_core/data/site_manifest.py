@@ -48,7 +48,7 @@ def read_manifest(
             error(
                 "E04",
                 f"{file} line {number}: the header must be path,label,split or "
-                f"path,label,split,domain, not {quoted([','.join(header)])}",
+                f"path,label,split,domain, not {quoted([','.join(header)])}{_separator(header)}",
             )
         )
         return [], []
@@ -65,6 +65,10 @@ def read_manifest(
         if PurePosixPath(path).is_absolute() or ".." in path.split("/") or _has_drive(path):
             text = f"{where}: path {quoted([path])} leaves the data directory; use one below it"
             findings.append(error("E05", text))
+            continue
+        if "\\" in path and not os.path.lexists(data_dir / path):
+            text = f'{where}: path {quoted([path])} has backslashes; write "/" between folders'
+            findings.append(error("E04", text))
             continue
         path = str(PurePosixPath(path))  # "./a.png" is "a.png"
         if path in lines:
@@ -87,7 +91,9 @@ def _text(file: Path, findings: list[Finding]) -> str | None:
         findings.append(error("E04", f"{file}: not UTF-8 text; save it as CSV in UTF-8"))
         return None
     except OSError as failure:
-        findings.append(error("E04", f"{file}: cannot be read: {failure.strerror}"))
+        findings.append(
+            error("E04", f"{file}: cannot be read: {failure.strerror}; mend or remove it")
+        )
         return None
     before, nul, _ = text.partition("\0")
     if nul:  # No path can have one; UTF-16 without a mark has many.
@@ -125,8 +131,17 @@ def _wrong(row: list[str], columns: int) -> str | None:
     if not label.strip():
         return "the label is empty"
     if split not in ("train", "test"):
-        return f"split {quoted([split])} is not train or test"
+        fix = "; put novel classes into novel/<class>/" if split.lower() == "novel" else ""
+        return f"split {quoted([split])} is not train or test{fix}"
     return None
+
+
+def _separator(header: list[str]) -> str:
+    """What to do with a header whose columns something else than a comma separates."""
+    for mark, name in ((";", "semicolons"), ("\t", "TABs")):
+        if len(header) == 1 and mark in header[0]:
+            return f"; separate columns by commas, not {name}"
+    return ""
 
 
 def _has_drive(path: str) -> bool:

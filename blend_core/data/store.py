@@ -112,9 +112,13 @@ class ImageStore:
         try:
             read = os.preadv(self._file.fileno(), [data], start)
         except OSError as error:
-            raise SiteError(f"temporary file of images: {error.strerror}") from None
+            raise SiteError(
+                f"temporary file of images: {error.strerror}; start the site again"
+            ) from None
         if read != len(data):
-            raise SiteError("temporary file of images: cut short by somebody else")
+            raise SiteError(
+                "temporary file of images: cut short by somebody else; start the site again"
+            )
         return torch.frombuffer(data, dtype=torch.uint8).view(shape)
 
     def _append(self, image: Tensor) -> int:

@@ -162,7 +162,8 @@ def augment(
         device: where the result lives.
 
     Returns:
-        uint8, shape [B, 3, S, S].
+        uint8, shape [B, 3, S, S]; with `resize_last` and no crop [B, 3, H, W], the images' own
+        size, which must then be the same for all.
 
     Raises:
         ValueError: an image has another type or shape, or a number is out of range.

@@ -1,8 +1,10 @@
 """Read the pickles that data sets come in, without running what they say (P28).
 
 A pickle is a program. Here a small part of its instructions is known: those that build lists,
-tuples, dicts, texts, bytes, numbers and numpy arrays. No object's own code is called, and what is
-built is never larger than what the file holds.
+tuples, dicts, texts, bytes, numbers and numpy arrays. No object's own code is called. The arrays
+and bytes that calls make take at most four times the file's size in all; any other instruction
+makes one object, no larger than the bytes of the file that it was read from or the objects it
+holds.
 """
 
 from __future__ import annotations
@@ -159,7 +161,7 @@ class _Unpickler(pickle._Unpickler):
         elif isinstance(made, bytes):
             self.left -= len(made)
         if self.left < 0:
-            raise _RefusedError("makes more than the file holds")
+            raise _RefusedError("makes more than four times what the file holds")
 
     def build(self) -> None:
         state = self.stack.pop()

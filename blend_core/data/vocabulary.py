@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
 from blend_core.data.findings import Finding, error
 
-__all__ = ["check_names", "composed", "quoted", "read_classes_file", "reading"]
+__all__ = ["check_names", "composed", "likely_line", "quoted", "read_classes_file", "reading"]
 
 
 # Characters of a name that a message shows.
@@ -89,7 +90,7 @@ def read_classes_file(path: Path, findings: list[Finding]) -> dict[str, str]:
     Args:
         path: an existing file.
         findings: receives errors: an empty name (E12), a folder that occurs twice or two names
-            that read the same (E09); without a code, a file that cannot be read.
+            that read the same (E09), a file that cannot be read (E04).
 
     Returns:
         Class name (the prompt text, else the folder) by folder, both composed, in file order.
@@ -97,10 +98,11 @@ def read_classes_file(path: Path, findings: list[Finding]) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        findings.append(error("", f"{path}: not UTF-8 text; save it as UTF-8"))
+        findings.append(error("E04", f"{path}: not UTF-8 text; save it as UTF-8"))
         return {}
     except OSError as failure:
-        findings.append(error("", f"{path}: cannot be read: {failure.strerror}"))
+        text = f"{path}: cannot be read: {failure.strerror}; mend or remove it"
+        findings.append(error("E04", text))
         return {}
     names: dict[str, str] = {}
     # Not splitlines(), which would cut a line at characters that a class name may contain.
@@ -122,3 +124,21 @@ def read_classes_file(path: Path, findings: list[Finding]) -> dict[str, str]:
             names[folder] = name
     check_names(names.values(), str(path), findings)
     return names
+
+
+def likely_line(folder: str, listed: Iterable[str]) -> str:
+    """What may be wrong with the line of `classes.txt` that was meant for a folder.
+
+    Args:
+        folder: a class without a line.
+        listed: the folders of all lines, as they were read.
+
+    Returns:
+        A hint that begins with "; ", or nothing.
+    """
+    for line in listed:
+        if re.split(r"[;,]| {2,}", line)[0].strip() == folder:
+            return f"; put one TAB between folder and words, not as in {quoted([line])}"
+        if re.split(r"[/\\]", line)[-1] == folder:
+            return f"; write the folder's own name, not {quoted([line])}"
+    return ""

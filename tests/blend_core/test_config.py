@@ -64,6 +64,21 @@ def test_a_federation_vocabulary_needs_its_list():
     load_experiment("quickstart", [*shared, "data.classes=[cat, dog]"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.manifest=m.json"], r"manifest .*m.json is for data sets, not shapes; leave it out"),
+        (["data.kind=dtd", "data.test_per_class=5"], "test_per_class 5 is for shapes, not dtd"),
+        (["data.kind=dtd", "data.holdout=0.2"], "holdout 0.2 is for folders, not dtd"),
+        (["data.kind=folders", "data.shots=4"], "shots 4 is for shapes and data sets, not folders"),
+        (["data.kind=shapes", "data.blocks=round"], "blocks round is for data sets, not shapes"),
+    ],
+)
+def test_a_setting_that_would_change_nothing_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load_experiment("quickstart", settings)
+
+
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("rounds: 7\nmethod: {gamma: 0.5}\n")
@@ -119,7 +134,7 @@ def test_every_field_has_a_help_text():
 
 
 def test_the_run_config_carries_an_experiment_unchanged():
-    experiment = load_experiment("quickstart", ["data.classes=[red fox, bus]", "seed=5"])
+    experiment = load_experiment("quickstart", ["data.kind=folders", "data.classes=[red fox, bus]"])
     carried = {"experiment": json.dumps(experiment.to_json()), "out": "/x", "rounds": ""}
     assert experiment_from_run_config(carried) == experiment
     with pytest.raises(ConfigError, match=r"method\.rankk: unknown key"):
@@ -127,8 +142,8 @@ def test_the_run_config_carries_an_experiment_unchanged():
 
 
 def test_yaml_means_what_it_says(tmp_path):
-    listed = load_experiment("quickstart", ['data.classes=["1e3", "no", red]']).data.classes
-    assert listed == ["1e3", "no", "red"]
+    folders = ["data.kind=folders", 'data.classes=["1e3", "no", red]']
+    assert load_experiment("quickstart", folders).data.classes == ["1e3", "no", "red"]
     assert load_experiment("quickstart", ["train.lr=1E-3"]).train.lr == 0.001
     path = tmp_path / "twice.yaml"
     path.write_text("rounds: 3\nrounds: 4\n")
@@ -140,7 +155,8 @@ def test_paths_count_from_where_the_user_is(tmp_path, monkeypatch):
     (tmp_path / "sites").mkdir()
     (tmp_path / "w.pt").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
-    experiment = load_experiment("quickstart", ["data.root=sites", "backbone.weights=w.pt"])
+    given = ["data.kind=folders", "data.root=sites", "backbone.weights=w.pt"]
+    experiment = load_experiment("quickstart", given)
     assert experiment.data.root == str(tmp_path / "sites")
     assert experiment.backbone.weights == str(tmp_path / "w.pt")
     assert load_experiment("quickstart").backbone.weights == "builtin"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from imitations import write_coop, write_domains
 
-from blend_core.data.datasets import read_dataset
 from blend_core.report.results_file import read_results
 from deploy.loop import run_loop
 from deploy.processes import run_processes
@@ -18,7 +17,6 @@ from deploy.simulation import run_simulation
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    read_dataset.cache_clear()
     folder = tmp_path_factory.mktemp("data")
     write_coop(folder, "dtd", images=True)
     write_domains(folder, "office_caltech10", images=True)
@@ -55,7 +53,7 @@ def test_every_engine_gives_the_same_bytes_on_the_same_manifest(
         ]
     assert loop["dataset"] == "dtd"
     assert not loop["comparable"]
-    assert "at most 1 test images per class" in loop["note"]
+    assert "at most 1 test image per class" in loop["note"]
     # One of 24 base and of 23 new classes each: Base counts all of them at every client.
     counts = loop["final"]["counts"]["client-00"]
     assert (counts["base"][1], counts["novel"][1]) == (24, 23)

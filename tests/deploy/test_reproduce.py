@@ -76,14 +76,16 @@ def test_datasets_and_seeds_restrict_a_table(blend):
     assert ", equal runs once: 20 runs\n" in blend("blend-table1", *options)[1]
 
 
-def test_a_dry_run_ends_with_what_the_command_itself_would_refuse(blend):
+def test_a_dry_run_begins_with_what_the_command_itself_would_refuse(blend):
     options = ("blend-table1", "--datasets", "dtd", "--seeds", "0")
     code, output, errors = blend(*options, "--dry-run")
     assert (code, errors) == (0, "")
-    _, reason = " ".join(output.split()).split(" runs cannot run: ")
+    said, _, rest = " ".join(output.split()).partition(f" {TABLES['blend-table1'].title} - ")
+    begin, _, reason = said.partition("cannot run: ")
+    assert (begin, "cannot run" in rest) == ("", False)
     refused = blend(*options)
     assert refused == (2, "", f"error: {reason}\n")
-    assert "data." in reason
+    assert "--set data.root=DIR" in reason
 
 
 def test_a_dry_run_of_what_can_run_ends_with_the_number_of_runs(blend):

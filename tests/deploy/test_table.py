@@ -135,6 +135,15 @@ def test_what_is_not_known_is_a_dash():
     assert row(lines, "client-01", 2) == ["12,345", "-", "-"]
 
 
+def test_a_mean_gen_over_some_of_the_sites_says_over_how_many():
+    said = "Gen. and Novel: means over 1 of 2 clients, those with images of new classes"
+    assert said not in printed(results())
+    counts = {**FINAL, "client-01": {"local": [1, 4], "base": [1, 4], "novel": [0, 0]}}
+    lines = printed(results(final={**federation_metrics(counts), "counts": counts}))
+    assert said in lines
+    assert row(lines, "mean", 1)[1] == "50.0"  # 1 of 2 images of client-00
+
+
 def test_costs_are_listed_per_client():
     assert row(printed(results()), "client-00", 2) == ["12,345", "3,317,888", "3,317,888"]
 

@@ -28,7 +28,7 @@ REQUEST = Request(
 )
 
 
-PART = {"manifest_sha256": "ab" * 32, "domain": None}
+PART = {"manifest_sha256": "ab" * 32, "domain": None, "published": True}
 
 
 def judge(reply: Reply, request: Request = REQUEST) -> str | None:
@@ -112,6 +112,53 @@ def test_a_bad_reply_is_refused_with_its_reason(reply, reason):
     import re
 
     assert re.search(reason, judge(reply) or "accepted")
+
+
+def counts(local):
+    return {"local": local, "base": [1, 4], "novel": [0, 0]}
+
+
+@pytest.mark.parametrize("text", ["\x1b[2Jgone\nINFO: all is well", "\u202ex" * 500_000])
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda text: {"version": text},
+        lambda text: {"client": text},
+        lambda text: {"train_images": text},
+        lambda text: {"shared": {text: np.ones(1, np.float32)}},
+        lambda text: {"statistics": {"counts": text}},
+        lambda text: {"statistics": {"counts": counts([text, text])}},
+        lambda text: {"statistics": {"train_span": text}},
+        lambda text: {"statistics": {"evaluate_span": [text, text]}},
+        lambda text: {"statistics": {"training": text}},
+        lambda text: {"statistics": {"training": {text: text}}},
+        lambda text: {"statistics": {"private_sha256": text * 9}},
+        lambda text: {"statistics": {"backbone_sha256": text * 9}},
+        lambda text: {"statistics": {"data": text}},
+        lambda text: {"statistics": {"data": {**PART, "domain": text}}},
+        lambda text: {"statistics": {"worker": text}},
+        lambda text: {"statistics": {"worker": {"pid": text}}},
+    ],
+    ids=[
+        "version", "client", "images", "tensor", "counts", "count", "train span", "evaluate span",
+        "training", "loss", "private", "backbone", "data", "domain", "worker", "pid",
+    ],
+)  # fmt: skip
+def test_a_site_cannot_paint_or_flood_the_servers_log(told, text):
+    said = judge(good_reply(**told(text)))
+    assert said
+    assert said.isprintable()
+    assert len(said) < 200
+
+
+def test_a_backbone_s_hash_cannot_paint_the_servers_log():
+    first, other = (
+        good_reply(statistics={"data": PART, "backbone_sha256": text}, client="first")
+        for text in ("aa", "\x1b[2J\n" * 20)
+    )
+    for said in (disagreement(other, first, None), disagreement(first, other, None)):
+        assert "[2J [2J" in said
+        assert said.isprintable()
 
 
 def test_a_wrong_dtype_survives_the_wire_and_is_seen_by_the_guard():

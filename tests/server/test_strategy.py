@@ -338,8 +338,10 @@ def scored(right: Mapping[int, int], part: Mapping[str, object] | None = None) -
     return client
 
 
-def part_of(domain: str | None = None, manifest: str = "m" * 64) -> dict[str, object]:
-    return {"manifest_sha256": manifest, "domain": domain}
+def part_of(
+    domain: str | None = None, manifest: str = "m" * 64, published: bool = True
+) -> dict[str, object]:
+    return {"manifest_sha256": manifest, "domain": domain, "published": published}
 
 
 def read(tmp_path) -> dict:
@@ -347,7 +349,7 @@ def read(tmp_path) -> dict:
 
 
 # The server does not have it, so it cannot know its partition.
-DATA_SET = {"kind": "office_caltech10", "shots": 0, "test_per_class": 10}
+DATA_SET = {"kind": "office_caltech10", "shots": 0}
 
 
 def test_a_client_of_another_partition_is_refused_and_named(coordinator, tmp_path):
@@ -418,23 +420,85 @@ def test_without_the_paper_mode_nothing_is_chosen_on_test_images(coordinator, tm
     assert not [e for e in events(tmp_path) if e["event"] == "warning"]
 
 
-def test_a_record_names_data_seeds_weights_and_how_zero_shot_is_published(coordinator, tmp_path):
+def test_a_record_names_data_and_seeds(coordinator, tmp_path):
     coordinator({"a": honest(1), "b": honest(3)}, seed=0, data={"kind": "folders"}).run()
     results = read(tmp_path)
     assert results["dataset"] == "folders"
     assert results["seeds"] == {"run": 0, "fewshot": 0, "partition": 0}
-    assert (results["comparable"], results["note"]) == (False, None)
+    assert not results["comparable"]
+    assert results["partition"] is None
+
+
+def test_zero_shot_as_published_is_of_data_that_papers_have_not_of_sites_own(coordinator, tmp_path):
+    def described(images: int) -> Client:
+        def client(name: str, request: Request) -> Reply:
+            reply = honest(images)(name, request)
+            reply.statistics["data"] = part_of()
+            return reply
+
+        return client
+
+    who = {"client-00": described(1), "client-01": described(3)}
+    coordinator(who, data={"kind": "dtd"}).run()
     # 1 and 3 of 20 base images each, 1 and 1 of 20 new ones: 4 of 40 and 2 of 40.
-    published = results["zero_shot"]["as_published"]
+    published = read(tmp_path)["zero_shot"]["as_published"]
     assert (published["per"], published["gen"]) == (10.0, 5.0)
     assert published["hmean"] == pytest.approx(2 * 10 * 5 / 15)
+    coordinator({"a": honest(1), "b": honest(3)}, data={"kind": "folders"}).run()
+    results = read(tmp_path)
+    assert results["zero_shot"]["gen"] == 5.0
+    assert "as_published" not in results["zero_shot"]
 
 
-def test_a_quick_trial_on_few_test_images_says_that_it_is_not_comparable(coordinator, tmp_path):
-    who = {"client-00": scored({}, part_of())}
-    data = {"kind": "dtd", "max_test_per_class": 3}
-    for limit, comparable in ((3, False), (None, True)):
-        coordinator(who, data={**data, "max_test_per_class": limit}).run()
-        results = read(tmp_path)
-        assert results["comparable"] is comparable
-        assert ("at most 3 test images" in (results["note"] or "")) is not comparable
+def test_the_tiny_model_on_sites_own_photographs_says_what_it_is(coordinator, tmp_path):
+    coordinator({"a": honest(1)}, data={"kind": "folders"}, backbone={}).run()
+    results = read(tmp_path)
+    assert results["note"] == (
+        "blend-tiny, a toy model that knows rendered shapes only: not comparable with the papers' "
+        "numbers"
+    )
+    assert not results["comparable"]
+
+
+VIT = {"name": "ViT-B-16", "weights": "openai"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"backbone": VIT}, None),
+        ({}, "blend-tiny, a toy model that knows rendered shapes only"),
+        (
+            {"backbone": VIT, "data": {"max_test_per_class": 3}},
+            "at most 3 test images per class",
+        ),
+        ({"backbone": VIT, "published": False}, "a split of your own (blend data make-split)"),
+    ],
+)
+def test_what_differs_from_the_papers_makes_a_run_not_comparable(
+    coordinator, tmp_path, changes, reason
+):
+    who = {"client-00": scored({}, part_of(published=changes.get("published", True)))}
+    data = {"kind": "dtd", **changes.get("data", {})}
+    backbone = changes.get("backbone", {})
+    coordinator(who, rounds=1, data=data, backbone=backbone).run()
+    results = read(tmp_path)
+    assert results["comparable"] is (reason is None)
+    note = None if reason is None else f"{reason}: not comparable with the papers' numbers"
+    assert results["note"] == note
+
+
+def test_how_the_images_were_dealt_is_in_the_results_with_what_was_left_unset(
+    coordinator, tmp_path
+):
+    shapes = {"kind": "shapes", "shots": None}
+    coordinator({"client-00": honest(1)}, seed=7, data=shapes).run()
+    results = read(tmp_path)
+    assert results["partition"] == {
+        "shots": 16,
+        "subset": "base",
+        "rule": "dirichlet-preferred",
+        "params": {"alpha": 0.01, "boost": 1.0},
+        "fewshot_seed": 7,
+        "partition_seed": 7,
+    }

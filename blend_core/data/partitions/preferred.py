@@ -15,7 +15,7 @@ import numpy as np
 from blend_core.data.fewshot import items_by_class
 from blend_core.errors import ConfigError
 
-__all__ = ["dirichlet_preferred", "held_classes", "held_test_items"]
+__all__ = ["dirichlet_preferred"]
 
 
 def dirichlet_preferred(
@@ -72,26 +72,3 @@ def _repair(parts: list[list[int]], shuffler: random.Random) -> None:
                 f"two ({sum(map(len, parts))} images in all); set fewer clients or more shots"
             )
         part.append(donor.pop(shuffler.randrange(len(donor))))
-
-
-def held_classes(labels: Sequence[int], part: Sequence[int]) -> frozenset[int]:
-    """Classes of which a client has at least one training item, however few.
-
-    Args:
-        labels: the class of every training item.
-        part: positions of the client's items in `labels`.
-    """
-    return frozenset(labels[position] for position in part)
-
-
-def held_test_items(
-    labels: Sequence[int], part: Sequence[int], test_labels: Sequence[int]
-) -> list[int]:
-    """Positions in `test_labels` of every item whose class the client holds.
-
-    Class by class in the order in which they were dealt, ascending within. The test sets of
-    clients overlap: a class counts once per holder.
-    """
-    items = items_by_class(test_labels)
-    dealt = dict.fromkeys(labels[position] for position in part)
-    return [position for label in dealt for position in items.get(label, [])]

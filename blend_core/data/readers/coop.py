@@ -55,7 +55,25 @@ def read(description: Description, root: Path) -> Dataset:
         train=parts["train"],
         val=parts["val"],
         test=parts["test"],
+        published=not _made_here(path),
     )
+
+
+def _made_here(path: Path) -> bool:
+    """Whether `blend data make-split` made the split file, as it notes beside it."""
+    note = path.with_suffix(".made.json")
+    if not note.is_file():
+        return False
+    try:
+        made: Any = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        made = None
+    if not isinstance(made, dict) or made.get("sha256") != file_sha256(path):
+        raise SiteError(
+            f"{path}: is not the split that {note.name} was made with; restore it, or remove "
+            f"{note.name} if the split file is the published one"
+        )
+    return True
 
 
 def _list(value: Any, where: str) -> list[Any]:
@@ -70,7 +88,7 @@ def _record(entry: Any, where: str, images: PurePosixPath, names: dict[int, str]
         not isinstance(entry, list)
         or len(entry) != 3
         or not isinstance(entry[0], str)
-        # Some published files hold labels as whole floats or texts of digits.
+        # A label is cast to int (PROTOCOL 1.1): 3, 3.0 and "3" are one label.
         or not str(entry[1]).removesuffix(".0").isdecimal()
         or not isinstance(entry[2], str)
         or not entry[2].strip()

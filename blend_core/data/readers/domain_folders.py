@@ -60,7 +60,7 @@ def read(description: Description, root: Path) -> Dataset:
 def _classes(folder: Path, domain: str) -> list[str]:
     if not folder.is_dir():
         spaced = folder.with_name(domain.replace("_", " "))
-        hint = f"rename {spaced}" if spaced.is_dir() else "docs/data.md shows the tree"
+        hint = f"rename {spaced}" if spaced.is_dir() else "docs/data.md lists what belongs there"
         raise SiteError(f"{folder} is missing; {hint}")
     found = folder_names(folder, folders=True)
     if found == ["images"]:

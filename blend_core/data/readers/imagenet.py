@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path, PurePosixPath
 
 from blend_core.data.datasets import Description, file_sha256, folder_names, read_lines
+from blend_core.data.images import is_image_name
 from blend_core.data.records import Dataset, Record
 from blend_core.errors import SiteError
 
@@ -46,6 +47,7 @@ def read(description: Description, root: Path) -> Dataset:
             (label, wnid, name)
             for label, wnid in enumerate(wnids)
             for name in folder_names(root / place / wnid)
+            if is_image_name(name)
         ]
         parts[part] = tuple(
             Record(f"{place}/{wnid}/{name}", label, words[wnid]) for label, wnid, name in files

@@ -11,9 +11,9 @@ import torch
 from imitations import entries, write_cifar, write_coop
 
 from blend_core.config import parse_experiment
-from blend_core.data import ClientData, Preprocess, class_names, prompt_template
+from blend_core.data import ClientData, Preprocess, benchmark, class_names, prompt_template
 from blend_core.data.benchmark import dealt, load_benchmark
-from blend_core.data.datasets import read_dataset
+from blend_core.data.records import Record
 from blend_core.errors import ConfigError, SiteError
 
 PRE = Preprocess(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -21,7 +21,6 @@ PRE = Preprocess(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    read_dataset.cache_clear()
     folder = tmp_path_factory.mktemp("benchmark")
     write_coop(folder, "dtd", images=True)
     write_cifar(folder, "cifar100")
@@ -58,6 +57,28 @@ def test_with_all_classes_there_are_no_new_ones(root: Path) -> None:
     assert len(data.test_base) == 94
 
 
+def test_images_read_beside_a_bad_one_are_not_decoded_again(tmp_path: Path, monkeypatch) -> None:
+    write_coop(tmp_path, "dtd", images=True)
+    dataset, manifest = dealt(experiment(), tmp_path)
+    bad = tmp_path / dataset.train[manifest.clients[0].train[0]].path
+    whole = bad.rename(tmp_path / "whole")
+    bad.write_bytes(b"no image")
+    read: list[str] = []
+    original = benchmark.read_image
+
+    def counted(kind: str, root: Path, record: Record):
+        read.append(record.path)
+        return original(kind, root, record)
+
+    monkeypatch.setattr(benchmark, "read_image", counted)
+    with pytest.raises(SiteError, match=bad.name):
+        load(tmp_path, 0, max_test_per_class=1)
+    whole.replace(bad)
+    load(tmp_path, 0, max_test_per_class=1)
+    trained = [dataset.train[i].path for i in manifest.clients[0].train]
+    assert [read.count(path) for path in trained] == [2] + [1] * (len(trained) - 1)
+
+
 def test_own_test_images_are_all_local_also_of_classes_not_trained_on(root: Path) -> None:
     settings: dict[str, Any] = {"kind": "cifar100", "partition": "pachinko"}
     dataset, manifest = dealt(experiment(clients=100, **settings), root)
@@ -81,7 +102,6 @@ def test_clients_of_one_process_decode_an_image_once(root: Path, monkeypatch) ->
         read.append(record.path)
         return original(kind, root, record)
 
-    benchmark._decoded.cache_clear()
     monkeypatch.setattr(benchmark, "read_image", counted)
     for index in (0, 1, 0):
         load(root, index, max_test_per_class=2)

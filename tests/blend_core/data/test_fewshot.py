@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from blend_core.data.fewshot import few_shot, select_classes, split_base_new
+from blend_core.data.fewshot import few_shot, split_base_new
 
 LABELS = [2] * 5 + [0] * 3 + [1] * 8
 
@@ -22,12 +22,11 @@ def test_a_class_with_fewer_gives_all_it_has_without_repetition() -> None:
     assert few_shot(LABELS, 100, seed=0) == list(range(16))
 
 
-def test_the_draw_repeats_and_varies_with_seed_and_part() -> None:
+def test_the_draw_repeats_and_varies_with_the_seed() -> None:
     labels = [0] * 100
     first = few_shot(labels, 10, seed=0)
     assert first == few_shot(labels, 10, seed=0)
     assert first != few_shot(labels, 10, seed=1)
-    assert first != few_shot(labels, 10, seed=0, part="validation")
 
 
 def test_a_class_is_drawn_alike_whatever_other_classes_there_are() -> None:
@@ -65,10 +64,3 @@ def test_an_even_number_of_classes_is_halved_by_sorted_label() -> None:
     split = split_base_new([9, 3, 3, 7, 5])
     assert split.base == (3, 5)
     assert split.new == (7, 9)
-
-
-def test_each_half_is_relabelled_from_zero() -> None:
-    labels = [9, 3, 3, 7, 5]
-    split = split_base_new(labels)
-    assert select_classes(labels, split.base) == ([1, 2, 4], [0, 0, 1])
-    assert select_classes(labels, split.new) == ([0, 3], [1, 0])

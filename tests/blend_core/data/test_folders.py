@@ -114,7 +114,7 @@ def test_hidden_entries_leftovers_and_other_files_are_skipped(
     data = load(site)
     assert data.base_names == ("cat", "dog")
     assert len(data.train) == 3
-    assert 'train/cat: ignored files that are no images: ".db"' in caplog.text
+    assert "train/cat: files that are not read: 1 .db; convert" in caplog.text
 
 
 def test_an_empty_class_folder_is_no_class_and_warned_about(
@@ -200,9 +200,18 @@ def test_e01_no_such_folder(tmp_path: Path) -> None:
 
 
 def test_e02_neither_train_nor_test(tmp_path: Path) -> None:
-    add(tmp_path, "cat/1.png", "novel/cat/1.png")
+    expected = f"E02 expected train/<class>/, test/<class>/ or manifest.csv under {tmp_path}"
+    add(tmp_path, "novel/cat/1.png")
+    assert refusal(tmp_path) == expected
+    add(tmp_path, "Train/cat/1.png")
+    assert refusal(tmp_path) == f'{expected}; there are only "Train": rename or move them'
+    add(tmp_path, "cat/1.png")
     assert refusal(tmp_path) == (
-        f"E02 expected train/<class>/, test/<class>/ or manifest.csv under {tmp_path}"
+        f'{expected}; move the class folders ("cat") into {tmp_path}/train'
+    )
+    add(tmp_path, "photos/train/cat/1.png")
+    assert refusal(tmp_path) == (
+        f"{expected}; name the folder of one site instead, such as {tmp_path}/photos"
     )
 
 
@@ -242,15 +251,18 @@ def test_e06_unreadable_images_are_counted_and_the_first_five_named(site: Path) 
     (site / "test/dog/lost.png").symlink_to(site / "nowhere.png")
     text = refusal(site)
     assert text.startswith(f'E06 {site}: 8 images cannot be used: "train/cat/bad0.jpg", ')
-    assert '"train/cat/bad4.jpg" and 3 more; replace or remove them (the first: not a ' in text
+    assert (
+        '"train/cat/bad4.jpg" and 3 more; replace or remove them, or set skip-bad (the first: '
+        in text
+    )
     assert "bad5" not in text
 
 
 def test_e06_a_single_one(site: Path) -> None:
     (site / "test/dog/loop.png").symlink_to(site / "test/dog/loop.png")
     assert refusal(site) == (
-        f'E06 {site}: 1 image cannot be used: "test/dog/loop.png"; replace or remove it '
-        "(the first: no such file)"
+        f'E06 {site}: 1 image cannot be used: "test/dog/loop.png"; replace or remove it, '
+        "or set skip-bad (the first: a link that leads nowhere)"
     )
 
 
@@ -314,14 +326,14 @@ def test_e12_a_template_without_a_place_for_the_name(site: Path) -> None:
 def test_a_class_folder_missing_in_the_list_is_named(site: Path) -> None:
     (site / "classes.txt").write_text("cat\nemu\n")
     assert refusal(site) == (
-        f'{site / "classes.txt"}: no line for the class "dog"; add it, or remove the file to use '
-        "the classes' own names"
+        f'E04 {site / "classes.txt"}: no line for the class "dog"; add it, or remove the file to '
+        "use the classes' own names"
     )
 
 
 def test_a_class_list_in_another_encoding_is_named(site: Path) -> None:
     (site / "classes.txt").write_bytes("cat\ndog\n".encode("utf-16"))
-    assert refusal(site) == f"{site / 'classes.txt'}: not UTF-8 text; save it as UTF-8"
+    assert refusal(site) == f"E04 {site / 'classes.txt'}: not UTF-8 text; save it as UTF-8"
 
 
 def test_the_operators_own_mistakes_are_not_blamed_on_the_site(site: Path) -> None:

@@ -132,6 +132,19 @@ def test_a_site_with_test_images_and_one_that_does_not_ask_keep_theirs(
     assert not options.holdout_file.exists()
 
 
+def test_held_out_images_are_never_trained_on_when_nothing_is_to_be_held_out_any_more(
+    site: Path, options: FolderOptions
+) -> None:
+    first = load(site, options)
+    assert options.holdout_file is not None
+    remembered = options.holdout_file.read_bytes()
+    add(site, "train", "newt", range(60, 70))
+    second = load(site, replace(options, holdout=0.0))
+    assert reds(second) == reds(first)
+    assert len(second.train) == len(first.train) + 10  # a class that is new is not drawn from
+    assert options.holdout_file.read_bytes() == remembered
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"cat": 3}', '{"cat": [1]}', "{"])
 def test_a_damaged_file_is_named_and_not_drawn_anew(
     site: Path, options: FolderOptions, text: str

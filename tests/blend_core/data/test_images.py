@@ -74,6 +74,12 @@ def test_transparent_pixels_are_white_and_half_transparent_ones_half_white(tmp_p
     assert [pixel(image, 0, x) for x in range(3)] == [(255,) * 3, (127,) * 3, BLUE]
 
 
+def test_papers_code_drops_transparency_and_so_do_benchmarks(tmp_path: Path) -> None:
+    Image.new("RGBA", (1, 1), (255, 0, 0, 0)).save(tmp_path / "a.png")
+    image = decode_image(tmp_path / "a.png", upright=False)
+    assert pixel(image, 0, 0) == RED
+
+
 def test_transparent_grey_is_white(tmp_path: Path) -> None:
     picture = Image.new("LA", (2, 1), (0, 0))
     picture.putpixel((1, 0), (77, 255))

@@ -49,7 +49,14 @@ def test_half_trains_a_fifth_validates_and_the_rest_tests(textures: Path, monkey
     assert record["sha256"] == file_sha256(path)
     counts = {"train": 10, "val": 4, "test": 6}
     patch_description(monkeypatch, "dtd", classes=2, counts=counts)
-    assert len(read_dataset("dtd", textures).train) == 10
+    dataset = read_dataset("dtd", textures)
+    assert len(dataset.train) == 10
+    assert not dataset.published
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(SiteError, match=r"remove split_zhou_\w+\.made\.json if the split file is"):
+        read_dataset("dtd", textures)
+    path.with_suffix(".made.json").unlink()
+    assert read_dataset("dtd", textures).published
 
 
 def test_the_seed_decides_and_zero_is_one(textures: Path) -> None:

@@ -5,7 +5,6 @@ Those of training, aggregation, evaluation and results are in tests/test_pitfall
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -22,7 +21,7 @@ from imitations import patch_description, write_cifar, write_coop, write_domains
 
 from blend_core.config import parse_experiment
 from blend_core.data import ClientData, Preprocess
-from blend_core.data.benchmark import dealt, load_benchmark, require_images
+from blend_core.data.benchmark import dealt, load_benchmark, require_images, shared_images
 from blend_core.data.datasets import describe, read_dataset, read_image
 from blend_core.data.dealing import deal
 from blend_core.data.manifest import write_manifest
@@ -34,12 +33,6 @@ from blend_core.errors import ConfigError, SiteError
 PRE = Preprocess(
     32, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711), "bicubic"
 )
-
-
-@pytest.fixture(autouse=True)
-def no_cached_data_sets():
-    """Each test has folders of its own, with the same names."""
-    read_dataset.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +96,17 @@ def test_p06_which_domain_a_client_has_comes_from_the_manifest(office) -> None:
 def test_p07_no_training_image_is_a_test_image_by_path_or_content(tmp_path: Path) -> None:
     write_domains(tmp_path, "pacs")
     dataset = read_dataset("pacs", tmp_path)
-    train, test = ({r.path for r in part} for part in (dataset.train, dataset.test))
-    assert not train & test
-    # Different content per file: the lists of the usual release would give equal hashes.
-    for path in train | test:
-        file = tmp_path / path
+    assert not {r.path for r in dataset.train} & {r.path for r in dataset.test}
+    for record in (*dataset.train, *dataset.test):
+        file = tmp_path / record.path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(path)
-    hashes = [
-        {hashlib.sha256((tmp_path / p).read_bytes()).digest() for p in side}
-        for side in (train, test)
-    ]
-    assert not hashes[0] & hashes[1]
+        file.write_text(record.path)
+    assert shared_images(dataset, tmp_path) == []
+    copied, copy = dataset.train[7], dataset.test[3]
+    shutil.copyfile(tmp_path / copied.path, tmp_path / copy.path)
+    # Two training images that are alike do not make scores too high.
+    shutil.copyfile(tmp_path / dataset.train[0].path, tmp_path / dataset.train[1].path)
+    assert shared_images(dataset, tmp_path) == [(copied, copy)]
     with pytest.raises(SiteError, match="is listed 2 times"):
         Dataset("x", ("a",), (Record("a/1", 0, "a"),), (), (Record("a/1", 0, "a"),))
 
@@ -155,18 +147,50 @@ def test_p10_classes_of_equal_size_do_not_get_the_same_shares() -> None:
     assert len(by_class) == 6
 
 
-def test_p11_nothing_is_reused_after_the_split_file_changed(dtd, tmp_path: Path) -> None:
-    dataset, manifest = dealt(experiment("dtd"), dtd)
+def test_p11_nothing_is_reused_after_a_split_file_or_manifest_was_edited_in_place(
+    tmp_path: Path,
+) -> None:
+    file = write_coop(tmp_path, "dtd")
+    dataset, manifest = dealt(experiment("dtd"), tmp_path)
+    assert read_dataset("dtd", tmp_path) is dataset  # Unchanged, it is read once.
+    assert dataset.train[0].path.startswith("dtd/images/")  # No absolute paths.
     write_manifest(tmp_path / "manifest.json", manifest)
-    other = tmp_path / "other"
-    file = write_coop(other, "dtd")
+    given = experiment("dtd", manifest=str(tmp_path / "manifest.json"))
+    assert dealt(given, tmp_path)[1] == manifest
+
+    swapped = json.loads((tmp_path / "manifest.json").read_text())
+    swapped["clients"][0]["train"].reverse()
+    (tmp_path / "manifest.json").write_text(json.dumps(swapped))
+    assert dealt(given, tmp_path)[1].clients[0].train == manifest.clients[0].train[::-1]
+
     lists = json.loads(file.read_text())
     lists["train"].reverse()
     file.write_text(json.dumps(lists))
+    assert read_dataset("dtd", tmp_path).train[0] == dataset.train[-1]
+    assert dealt(experiment("dtd"), tmp_path)[1].sha256() != manifest.sha256()
     with pytest.raises(ConfigError, match="made from other lists of images"):
-        dealt(experiment("dtd", manifest=str(tmp_path / "manifest.json")), other)
-    assert dealt(experiment("dtd"), other)[1].sha256() != manifest.sha256()
-    assert "/" not in dataset.train[0].path.partition("dtd/images/")[0]  # relative paths
+        dealt(given, tmp_path)
+
+
+def test_p11_a_renamed_file_or_class_folder_is_seen(tmp_path: Path) -> None:
+    write_domains(tmp_path, "office31")
+    before = read_dataset("office31", tmp_path)
+    first = tmp_path / before.train[0].path
+    first.rename(first.with_name(f"0-first{first.suffix}"))
+    assert read_dataset("office31", tmp_path).train[0].path.endswith(f"0-first{first.suffix}")
+
+
+def test_p11_pixels_of_an_edited_cifar_batch_are_read_again(tmp_path: Path) -> None:
+    write_cifar(tmp_path, "cifar100")
+    dataset = read_dataset("cifar100", tmp_path)
+    before = read_image("cifar100", tmp_path, dataset.test[0])
+    file = tmp_path / dataset.test[0].path.partition("#")[0]
+    content = load_restricted(file)
+    content["data" if "data" in content else b"data"] = 255 - np.asarray(
+        content["data" if "data" in content else b"data"]
+    )
+    file.write_bytes(pickle.dumps(content, protocol=2))
+    assert torch.equal(read_image("cifar100", tmp_path, dataset.test[0]), 255 - before)
 
 
 def test_p14_the_order_of_directory_listings_decides_nothing(tmp_path: Path, monkeypatch) -> None:
@@ -191,7 +215,6 @@ def test_p14_the_order_of_directory_listings_decides_nothing(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "listdir", lambda *a: sorted(real_listdir(*a), reverse=True))
     monkeypatch.setattr(os, "scandir", Reversed)
-    read_dataset.cache_clear()
     assert read_dataset("office31", tmp_path) == expected
 
 
@@ -229,7 +252,6 @@ def test_p23_imagenets_names_are_words_and_its_order_is_that_of_sorted_folders(
     assert dataset.names == tuple(names)
     assert [r.label for r in dataset.train] == sorted(r.label for r in dataset.train)
     assert dataset.val == ()  # No part of the training images is set aside.
-    read_dataset.cache_clear()
     assert read_dataset("imagenet", tmp_path) == dataset
 
 

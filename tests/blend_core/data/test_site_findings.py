@@ -106,11 +106,23 @@ def only_tested(site: Path) -> None:
 
 
 def repeated(site: Path) -> None:
-    (site / "test/cat/same.png").write_bytes((site / "train/dog/1.png").read_bytes())
+    (site / "test/cat/same.png").write_bytes((site / "train/cat/1.png").read_bytes())
 
 
 def too_few(site: Path) -> None:
     add(site, "train/emu/1.png")
+
+
+def misspelt_part(site: Path) -> None:
+    add(site, "Train/cat/3.png")
+
+
+def in_two_classes(site: Path) -> None:
+    (site / "train/cat/same.png").write_bytes((site / "train/dog/1.png").read_bytes())
+
+
+def from_a_phone(site: Path) -> None:
+    (site / "train/cat/3.HEIC").write_bytes(b"\0\0\0 ftypheic")
 
 
 def small(site: Path) -> None:
@@ -155,6 +167,9 @@ def test_each_error_is_found_by_the_check_and_keeps_the_site_from_joining(
         ("W04", repeated),
         ("W05", too_few),
         ("W06", small),
+        ("W07", misspelt_part),
+        ("W08", in_two_classes),
+        ("W09", from_a_phone),
     ],
 )
 def test_each_warning_is_found_and_logged_and_the_site_joins(
@@ -240,7 +255,8 @@ def test_w06_an_image_beyond_the_decompression_limit_is_left_out(site: Path) -> 
 def test_one_trained_class_among_several_is_warned_about(site: Path) -> None:
     one_class(site)
     (site / "classes.txt").write_text("cat\ndog\n")
-    (found,) = examine(site, NODE).findings
+    found = examine(site, NODE).findings[-1]
+    assert found.code == "W05"
     assert 'only "cat" has training images' in found.message
 
 
@@ -313,7 +329,7 @@ def test_a_folder_whose_name_is_no_text_is_named_in_text(site: Path) -> None:
         Path(os.fsdecode(folder + b"/" + name)).write_bytes(
             (site / "train/cat" / os.fsdecode(name)).read_bytes()
         )
-    (found,) = examine(site, NODE).findings
+    (found,) = examine(site, NODE).errors
     assert (
         str(found).encode()
         == f'E12 {site}: class name "\\udcff\\udcfe" is not UTF-8; rename it'.encode()
@@ -333,7 +349,7 @@ def test_folders_without_end_are_named_at_once(site: Path) -> None:
         deep /= "d"
     deep.mkdir(parents=True)
     found = examine(site, NODE)
-    assert [finding.level for finding in found.errors] == ["error"]
+    assert [finding.code for finding in found.errors] == ["E03"]
     assert "more than 50 folders deep" in found.errors[0].message
     assert len(site_stamp(site)) == 64
 
@@ -365,3 +381,118 @@ def test_long_names_are_cut_in_messages(site: Path) -> None:
     add(site, f"train/{'x' * 200}/1.png")
     found = examine(site, NODE)
     assert all(len(str(finding)) < 400 for finding in found.findings)
+
+
+def only(site: Path, options: FolderOptions = NODE) -> str:
+    """The one thing that is wrong, without the place of the folder."""
+    (found,) = examine(site, options).findings
+    return str(found).replace(f"{site}", "SITE")
+
+
+def test_a_misspelt_folder_is_named_and_what_is_none_is_not(site: Path) -> None:
+    add(site, "val/cat/1.png", "Train/cat/3.png", ".cache/cat/1.png", "novel/yak/1.png")
+    (site / "classes.txt").write_text("cat\ndog\n")
+    (site / "notes.md").touch()
+    assert only(site) == ('W07 SITE: not read: "Train", "val"; only train/, test/ and novel/ are')
+
+
+def test_a_manifest_may_list_images_of_any_folder(site: Path) -> None:
+    (site / "train").rename(site / "any")
+    (site / "test").rename(site / "where")
+    manifest(site, *(f"any/{name}/{n}.png,{name},train" for name in ("cat", "dog") for n in (1, 2)))
+    assert examine(site, NODE).findings == ()
+
+
+def test_both_files_of_a_picture_in_two_classes_are_named_in_whatever_part(site: Path) -> None:
+    in_two_classes(site)
+    assert only(site) == (
+        'W08 SITE: the same picture in two classes: "train/cat/same.png" and "train/dog/1.png"; '
+        "keep it in one"
+    )
+    (site / "novel/yak").mkdir(parents=True)
+    (site / "novel/yak/1.png").write_bytes((site / "test/dog/9.png").read_bytes())
+    assert '"test/dog/9.png" and "novel/yak/1.png"' in only(site)
+
+
+def test_the_same_picture_twice_in_one_class_is_no_mistake(site: Path) -> None:
+    (site / "train/dog/same.png").write_bytes((site / "train/dog/1.png").read_bytes())
+    assert examine(site, NODE).findings == ()
+
+
+def test_files_that_end_alike_and_begin_differently_are_two_pictures(site: Path) -> None:
+    for name in ("cat", "dog"):
+        (site / f"train/{name}/long.bmp").write_bytes(name.encode() + bytes(5000))
+    assert "W08" not in codes(examine(site, NODE))
+
+
+def test_files_of_kinds_that_are_not_read_are_counted_with_a_way_out(site: Path) -> None:
+    for place in ("cat/a.HEIC", "cat/deep/b.heic", "cat/c.dcm", "cat/raw"):
+        (site / "train" / place).parent.mkdir(exist_ok=True)
+        (site / "train" / place).touch()
+    assert only(site) == (
+        "W09 SITE/train/cat: files that are not read: 1 without ending, 1 .dcm, 2 .heic; convert "
+        "images to PNG or JPEG"
+    )
+
+
+def test_a_link_that_leads_nowhere_is_an_unreadable_image_and_not_nothing(site: Path) -> None:
+    (site / "train/dog/more").symlink_to(site / "gone")
+    (site / "train/owl").symlink_to(site / "gone")
+    text = 'E06 SITE: 2 images cannot be used: "train/dog/more", "train/owl"; replace or remove '
+    assert only(site) == f"{text}them, or set skip-bad (the first: a link that leads nowhere)"
+    assert only(site, replace(NODE, skip_bad=True)).startswith("W03 SITE: 2 images left out")
+
+
+def test_a_training_folder_that_is_a_link_to_nowhere_is_an_error(site: Path) -> None:
+    (site / "train").rename(site / "moved")
+    (site / "train").symlink_to(site / "gone")
+    assert [finding.code for finding in examine(site, NODE).errors] == ["E01"]
+
+
+def test_a_novel_class_that_is_trained_on_is_told_so(site: Path) -> None:
+    add(site, "novel/dog/1.png")
+    text = "a novel class must not be trained on; take it out of one of the two"
+    assert only(site) == f'E09 SITE: class "dog" is in novel and in train or test; {text}'
+    (site / "classes.txt").write_text("cat\ndog\tguide dog\n")  # trained on under another name
+    assert only(site) == f'E09 SITE: class "dog" is in novel and in train or test; {text}'
+    (site / "novel/dog").rename(site / "novel/emu")
+    (site / "classes.txt").write_text("cat\ndog\nemu\n")
+    assert only(site) == (
+        f'E09 SITE: class "emu" is in novel and among the names that compete there; {text}'
+    )
+
+
+def test_one_folder_too_many_between_train_and_the_classes_is_guessed(tmp_path: Path) -> None:
+    add(tmp_path, "train/images/cat/1.png", "train/images/dog/1.png", "test/images/dog/2.png")
+    assert only(tmp_path).endswith('; if "cat", "dog" are the classes, move them one folder up')
+    add(tmp_path, "train/images/1.png")
+    assert only(tmp_path).endswith("set label-space to federation")
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("dog;guide dog", 'put one TAB between folder and words, not as in "dog;guide dog"'),
+        ("dog, guide dog", 'put one TAB between folder and words, not as in "dog, guide dog"'),
+        ("dog   guide dog", 'put one TAB between folder and words, not as in "dog   guide dog"'),
+        ("train\\dog\tguide dog", 'write the folder\'s own name, not "train\\\\dog"'),
+        ("train/dog", 'write the folder\'s own name, not "train/dog"'),
+    ],
+)
+def test_the_likely_cause_of_a_missing_line_is_named(site: Path, line: str, hint: str) -> None:
+    (site / "classes.txt").write_text(f"cat\n{line}\n")
+    assert only(site).startswith('E04 SITE/classes.txt: no line for the class "dog"; add it')
+    assert only(site).endswith(f"; {hint}")
+
+
+def test_a_class_that_is_only_listed_is_known_to_the_check(site: Path) -> None:
+    (site / "classes.txt").write_text("cat\nemu\tbig bird\ndog\n")
+    assert examine(site, NODE).listed == ("emu",)
+    federation = replace(NODE, label_space="federation", federation_classes=("cat", "dog", "owl"))
+    assert examine(site, federation).listed == ()
+
+
+def test_a_damaged_list_of_held_out_images_has_a_code(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "held.json").write_text("[]")
+    found = examine(site, replace(NODE, holdout_file=tmp_path / "held.json"))
+    assert [finding.code for finding in found.errors] == ["E13"]

@@ -29,6 +29,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "another time": lambda site: os.utime(site / "test/cat/1.png", (1, 1)),
     "a class list": lambda site: (site / "classes.txt").write_text("cat\n"),
     "a manifest": lambda site: (site / "manifest.csv").write_text("path,label,split\n"),
+    "a link that leads nowhere": lambda site: (site / "train/owl").symlink_to(site / "gone"),
+    "a link out of it": lambda site: (site / "train/cat/out").symlink_to(site.parent),
     "nothing left": lambda site: site.rename(site.with_name("gone")),
 }
 

@@ -64,7 +64,22 @@ def test_labels_are_composed_so_that_accents_are_one_class(tmp_path: Path) -> No
     [
         ("", 'line 1: the header must be path,label,split or path,label,split,domain, not ""'),
         ("\ufeff", "line 1: the header must be"),
-        ("path;label;split\n", 'not "path;label;split"'),
+        (
+            "path;label;split\n",
+            'not "path;label;split"; separate columns by commas, not semicolons',
+        ),
+        (
+            "path\tlabel\tsplit\n",
+            'not "path\\tlabel\\tsplit"; separate columns by commas, not TABs',
+        ),
+        (
+            HEADER + "any\\a.png,cat,train\n",
+            'line 2: path "any\\\\a.png" has backslashes; write "/"',
+        ),
+        (
+            HEADER + "a.png,yak,novel\n",
+            'split "novel" is not train or test; put novel classes into novel/<class>/',
+        ),
         ("path,label\n", 'not "path,label"'),
         ("Path,Label,Split\n", 'not "Path,Label,Split"'),
         ("\n\npath,split,label\n", "line 3: the header must be"),
@@ -88,6 +103,12 @@ def test_e04_names_the_line_and_what_is_wrong(tmp_path: Path, text: str, message
     assert message in finding
 
 
+def test_a_file_whose_name_has_a_backslash_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a\\b.png").touch()
+    train, _, findings = read(tmp_path, HEADER + "a\\b.png,cat,train\n")
+    assert (train, findings) == ([SiteImage("a\\b.png", "cat")], [])
+
+
 def test_e04_another_encoding_or_no_file_at_all(tmp_path: Path) -> None:
     for data in (HEADER.encode("utf-16"), HEADER.encode() + b"\xe9.png,cat,train\n"):
         assert read(tmp_path, data)[2] == [
@@ -97,7 +118,9 @@ def test_e04_another_encoding_or_no_file_at_all(tmp_path: Path) -> None:
     (tmp_path / "other" / "manifest.csv").mkdir()
     findings: list[Finding] = []
     read_manifest(tmp_path / "other", findings)
-    assert str(findings[0]).endswith("manifest.csv: cannot be read: Is a directory")
+    assert str(findings[0]).endswith(
+        "manifest.csv: cannot be read: Is a directory; mend or remove it"
+    )
 
 
 def test_every_wrong_line_is_named(tmp_path: Path) -> None:

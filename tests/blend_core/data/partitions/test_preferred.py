@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blend_core.data.partitions.preferred import dirichlet_preferred, held_classes, held_test_items
+from blend_core.data import manifest
+from blend_core.data.manifest import Part
+from blend_core.data.partitions.preferred import dirichlet_preferred
+from blend_core.data.records import Dataset, Record
 from blend_core.errors import ConfigError
 
 FIXTURE = Path(__file__).parents[3] / "fixtures" / "partition_blend.json"
@@ -27,15 +30,23 @@ def train_labels(case: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_who_gets_what_equals_the_released_code(case: dict[str, Any]) -> None:
     labels = train_labels(case)
-    test_labels = [k for k in range(case["n_classes"]) for _ in range(case["test_per_class"])]
     parts = dirichlet_preferred(
         labels, case["clients"], case["shots"], case["alpha"], case["boost"], seed=1
     )
     assert len(CASES) == 6
     assert parts == [client["train"] for client in case["result"]]
+    names = tuple(f"class {k}" for k in range(case["n_classes"]))
+    tested = tuple(
+        Record(f"{name}/{i}.jpg", label, name)
+        for label, name in enumerate(names)
+        for i in range(case["test_per_class"])
+    )
+    source = Dataset("dtd", names, train=(), val=(), test=tested)
     for part, client in zip(parts, case["result"], strict=True):
-        assert sorted(held_classes(labels, part)) == client["classes"]
-        assert held_test_items(labels, part, test_labels) == client["test"]
+        assert sorted({labels[i] for i in part}) == client["classes"]
+        own = Part(client["id"], None, tuple(part), None, tuple(client["classes"]))
+        # The released code lists them class by class as these were dealt; here they ascend.
+        assert list(manifest.test_items(source, own)) == sorted(client["test"])
 
 
 # PROTOCOL 3a: base classes, images per client, classes per client.
@@ -55,7 +66,7 @@ def test_the_table_of_the_protocol(classes: int, images: str, held: str) -> None
     labels = [k for k in range(classes) for _ in range(16)]
     parts = dirichlet_preferred(labels, 10, 16, 0.01, 1.0, seed=1)
     assert [len(part) for part in parts] == [int(n) for n in images.split()]
-    assert [len(held_classes(labels, part)) for part in parts] == [int(n) for n in held.split()]
+    assert [len({labels[i] for i in part}) for part in parts] == [int(n) for n in held.split()]
     assert sorted(i for part in parts for i in part) == list(range(16 * classes))
 
 
