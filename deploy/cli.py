@@ -124,7 +124,7 @@ def run(
         if experiment.data.kind != "folders":
             manifest = dealt_data(experiment)[1]
             write_manifest(folder / MANIFEST, manifest)
-            dealt = f"data {manifest.sentence()}"
+            dealt = f"# data: {manifest.sentence()}"
     console = Console(highlight=False)
     console.print(compact_yaml(experiment), markup=False, soft_wrap=True)
     if dealt:

@@ -53,6 +53,8 @@ def partition(
     console = Console(highlight=False)
     dataset, manifest = dealt_data(experiment)
     _print(dataset, manifest, console)
+    if experiment.data.root is not None:
+        _warn(dataset, Path(experiment.data.root), console)
     if out is None:
         return
     _make(out)
@@ -113,6 +115,24 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
         width=width,
     )
     console.print(f"manifest {manifest.sha256()}", soft_wrap=True)
+
+
+def _warn(dataset: Dataset, root: Path, console: Console) -> None:
+    """Say which test images are training images, too; those that are not there cannot be told."""
+    from blend_core.data.benchmark import shared_images
+
+    if pairs := shared_images(dataset, root):
+        trained, tested = pairs[0]
+        count = (
+            "1 test image is a training image"
+            if len(pairs) == 1
+            else (f"{len(pairs):,} test images are training images")
+        )
+        console.print(
+            f"warning: {count}, too, e.g. {tested.path} is {trained.path}; scores are too high",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _extent(numbers: Sequence[int]) -> str:

@@ -55,6 +55,8 @@ def _needed(experiment: Experiment) -> str:
     """
     data = experiment.data.model_dump(mode="json")
     seeds = {"fewshot_seed": experiment.fewshot_seed, "partition_seed": experiment.partition_seed}
+    if data["manifest"] is not None:
+        seeds = {}  # It has its own; only those that the user set must agree.
     needed = {"clients": experiment.clients, "data": {**data, **seeds}}
     return parse_experiment(needed).model_dump_json(by_alias=True)
 

@@ -238,7 +238,8 @@ def read_manifest(path: Path, dataset: Dataset, experiment: Experiment) -> Manif
         raise ConfigError(f"{where}: its class_names are not those of {dataset.kind}")
     if len(file.clients) != experiment.clients:
         raise ConfigError(
-            f"{where}: is for {len(file.clients)} clients, but clients = {experiment.clients}"
+            f"{where}: is for {len(file.clients)} clients, but clients = {experiment.clients}; "
+            f"set clients={len(file.clients)}"
         )
     if file.subset != resolved(experiment.data).subset:
         raise ConfigError(f"{where}: has subset {file.subset}; set data.subset={file.subset}")

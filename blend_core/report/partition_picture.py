@@ -62,7 +62,7 @@ def draw_partition(
     across, down = (0.16 if n <= _NAMED else 0.06 for n in (columns, rows))  # inches a square
     beside, below = (_NAME_CHARACTER * _longest(names) for names in (clients, classes))
     width = min(16.0, max(6.0, 3.6 + beside + across * columns))
-    lines = textwrap.wrap(title, int(width / _TITLE_CHARACTER))
+    lines = textwrap.wrap(title, int(width / _TITLE_CHARACTER), break_on_hyphens=False)
     height = min(16.0, max(2.0, down * rows) + below + 1.2 + 0.15 * len(lines))
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     figure.suptitle("\n".join(lines), fontsize=9, x=0.01, ha="left")

@@ -43,6 +43,7 @@ def test_empty_settings_are_the_quickstart_and_given_ones_win():
     # Flower's local simulation has two nodes.
     assert experiment_from_run_config(flat) == load_experiment("quickstart", ["clients=2"])
     flat |= {"rounds": 3, "method.gamma": 0.25, "data.classes": '["a", "b"]'}
+    flat |= {"data.kind": "folders"}
     experiment = experiment_from_run_config(flat)
     assert (experiment.rounds, experiment.method.gamma) == (3, 0.25)
     assert experiment.data.classes == ["a", "b"]

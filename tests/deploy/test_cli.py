@@ -108,6 +108,8 @@ def test_a_run_prints_what_it_runs_and_then_its_table(blend, small, tmp_path):
     code, out, errors = blend("run", small, "--engine", "loop", "--set", "rounds=1")
     assert (code, errors) == (0, "")
     (made,) = (tmp_path / "runs").glob("blend-????????-??????")
+    # What the settings leave open, too.
+    assert "\n# data: shapes, base classes, 2 shots; dirichlet-preferred, alpha 0.01, boost" in out
     assert out.index("rounds: 1\n") < out.index("server started") < out.index("H-Mean")
     assert out.rstrip().endswith(f"results: {made}/results.json")
     printed = yaml.safe_load(out[: out.index("engine loop")])

@@ -6,7 +6,9 @@ import json
 import random
 
 import pytest
-from imitations import write_coop
+from imitations import write_coop, write_domains
+
+from blend_core.data.datasets import read_dataset
 
 
 def test_a_refused_partition_leaves_no_folder_behind(blend, tmp_path):
@@ -44,6 +46,22 @@ def dtd(tmp_path) -> tuple[str, ...]:
     """Settings of a data set with 24 base classes; images are not looked for."""
     write_coop(tmp_path / "data", "dtd")
     return ("--set", "data.kind=dtd", "--set", "data.root=data")
+
+
+def test_test_images_that_are_training_images_are_named(blend, tmp_path):
+    write_domains(tmp_path / "data", "office31")
+    dataset = read_dataset("office31", tmp_path / "data")
+    for record in (*dataset.train, *dataset.test):
+        (tmp_path / "data" / record.path).unlink()
+        (tmp_path / "data" / record.path).write_text(record.path)
+    given = ("--set", "data.kind=office31", "--set", "data.root=data", "--set", "clients=3")
+    assert "warning" not in blend("data", "partition", *given)[1]
+    trained, tested = dataset.train[5].path, dataset.test[2].path
+    (tmp_path / "data" / tested).write_text(trained)
+    code, output, _ = blend("data", "partition", *given)
+    assert code == 0
+    said = f"warning: 1 test image is a training image, too, e.g. {tested} is {trained}; scores"
+    assert said in output
 
 
 def test_every_line_fits_a_terminal_and_equal_numbers_are_said_once(blend, dtd, monkeypatch):

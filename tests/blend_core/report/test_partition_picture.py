@@ -45,6 +45,13 @@ def test_the_whole_title_and_every_name_lie_on_the_picture_and_on_nothing_else(r
     assert figure.axes[0].get_window_extent().height > 0.3 * figure.bbox.height
 
 
+def test_no_word_of_the_title_is_broken_however_wide_the_picture_is():
+    for columns in range(10, 40, 2):
+        counts = np.ones((2, columns), dtype=np.int64)
+        figure = draw_partition(counts, ["a", "b"], ["cat"] * columns, LONG)
+        assert figure.get_suptitle().split() == LONG.split()
+
+
 @pytest.mark.parametrize(
     ("most", "ticks", "scale"),
     [
