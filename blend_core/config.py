@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from blend_core.errors import ConfigError
+from blend_core.names import reading
 from blend_core.schema import Section, validation_line
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -230,8 +231,7 @@ class DataConfig(Section):
             raise ValueError("label_space federation needs data.classes, the list of class names")
         if len(self.classes) == 1:
             raise ValueError("classes needs at least two names, or there is nothing to learn")
-        # As a prompt reads them: `_` is a space, and case does not count.
-        read = [" ".join(name.replace("_", " ").split()).casefold() for name in self.classes]
+        read = [reading(name) for name in self.classes]
         if "" in read or len(set(read)) != len(read):
             raise ValueError("classes holds a name that is empty, or two that read the same")
         if self.kind == "shapes":

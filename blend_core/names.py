@@ -1,8 +1,9 @@
-"""Names of clients and federations: they become folders, so they are plain."""
+"""Names: of clients and federations, which become folders, and of classes, which are read."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from blend_core.errors import ConfigError
 
@@ -33,3 +34,17 @@ def client_name(partition: int, partitions: int | None = None) -> str:
     """
     width = max(2, len(str((partitions or 1) - 1)))
     return f"client-{partition:0{width}d}"
+
+
+def composed(name: str) -> str:
+    """The name in Unicode's composed form (NFC): file systems differ in how they spell accents."""
+    return unicodedata.normalize("NFC", name)
+
+
+def reading(name: str) -> str:
+    """What a reader sees of a name in a prompt.
+
+    `_` is a space; case, outer blanks and invisible characters do not count.
+    """
+    seen = "".join(c for c in composed(name) if unicodedata.category(c) != "Cf")
+    return composed(" ".join(seen.replace("_", " ").split()).casefold())

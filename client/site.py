@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +177,7 @@ class Site:
             data_dir=_folder(node_config, "data-dir"),
             partition=partition,
             label_space=label_space,
-            worker_idle=_seconds(node_config, "worker-idle", cls.worker_idle),
+            worker_idle=_idle(node_config),
             verbose_errors=_flag(node_config, "verbose-errors") or False,
             prompt_template=template,
             holdout=_holdout(node_config),
@@ -252,34 +252,29 @@ def _flag(config: Mapping[str, Scalar], key: str) -> bool | None:
     return value
 
 
-def _holdout(config: Mapping[str, Scalar]) -> float | None:
-    value = config.get("holdout")
+def _number(
+    config: Mapping[str, Scalar], key: str, fits: Callable[[float], bool], expected: str
+) -> float | None:
+    value = config.get(key)
     if value is None:
         return None
-    # NaN fails the comparison; true would pass for 1.
-    if isinstance(value, (str, bool)) or not 0 <= value < 1:
-        raise ConfigError(
-            f"node config holdout = {value!r}: must be a share from 0, below 1, e.g. holdout=0.2"
-        )
+    # NaN fits no comparison; true would pass for 1.
+    if isinstance(value, (str, bool)) or not fits(value):
+        raise ConfigError(f"node config {key} = {value!r}: must be {expected}")
     return float(value)
+
+
+def _holdout(config: Mapping[str, Scalar]) -> float | None:
+    expected = "a share from 0, below 1, e.g. holdout=0.2"
+    return _number(config, "holdout", lambda share: 0 <= share < 1, expected)
 
 
 def _memory(config: Mapping[str, Scalar]) -> float | None:
-    value = config.get("image-memory")
-    if value is None:
-        return None
-    if isinstance(value, (str, bool)) or not 0 <= value <= MAX_MEMORY:
-        raise ConfigError(
-            f"node config image-memory = {value!r}: must be GiB, from 0 to {MAX_MEMORY:.0f}"
-        )
-    return float(value)
+    expected = f"GiB, from 0 to {MAX_MEMORY:.0f}"
+    return _number(config, "image-memory", lambda size: 0 <= size <= MAX_MEMORY, expected)
 
 
-def _seconds(config: Mapping[str, Scalar], key: str, default: float) -> float:
-    value = config.get(key, default)
-    # NaN and infinity fail the comparison; true would pass for 1.
-    if isinstance(value, (str, bool)) or not 0 < value <= MAX_IDLE:
-        raise ConfigError(
-            f"node config {key} = {value!r}: must be seconds, more than 0, at most {MAX_IDLE:.0f}"
-        )
-    return float(value)
+def _idle(config: Mapping[str, Scalar]) -> float:
+    expected = f"seconds, more than 0, at most {MAX_IDLE:.0f}"
+    found = _number(config, "worker-idle", lambda idle: 0 < idle <= MAX_IDLE, expected)
+    return Site.worker_idle if found is None else found

@@ -14,9 +14,9 @@ from blend_core.data.vocabulary import (
     likely_line,
     quoted,
     read_classes_file,
-    reading,
 )
 from blend_core.errors import ConfigError, SiteError
+from blend_core.names import reading
 
 __all__ = ["LabelSpace", "label_space_of"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from blend_core.data.findings import Finding, error, warning
 from blend_core.data.images import is_image_name
-from blend_core.data.vocabulary import composed, quoted
+from blend_core.data.vocabulary import quoted
+from blend_core.names import composed
 
 __all__ = [
     "SiteImage",

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from blend_core.data.findings import Finding, error
 from blend_core.data.listing import SiteImage, is_inside
-from blend_core.data.vocabulary import composed, quoted
+from blend_core.data.vocabulary import quoted
+from blend_core.names import composed
 
 __all__ = ["MANIFEST", "read_manifest"]
 

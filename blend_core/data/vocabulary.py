@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
 from blend_core.data.findings import Finding, error
+from blend_core.names import composed, reading
 
-__all__ = ["check_names", "composed", "likely_line", "quoted", "read_classes_file", "reading"]
-
+__all__ = ["check_names", "likely_line", "quoted", "read_classes_file"]
 
 # Characters of a name that a message shows.
 _SHOWN = 80
-
-
-def composed(name: str) -> str:
-    """The name in Unicode's composed form (NFC): file systems differ in how they spell accents."""
-    return unicodedata.normalize("NFC", name)
-
-
-def reading(name: str) -> str:
-    """What a reader sees of a name in a prompt.
-
-    `_` is a space; case, outer blanks and invisible characters do not count.
-    """
-    seen = "".join(c for c in composed(name) if unicodedata.category(c) != "Cf")
-    return composed(" ".join(seen.replace("_", " ").split()).casefold())
 
 
 def quoted(names: Iterable[str], limit: int = 5) -> str:
