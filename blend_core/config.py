@@ -341,7 +341,22 @@ class ServerConfig(Section):
         le=1e6,
         description="largest change believed of a client: L2 norm relative to what it was sent",
     )
+    require_keys: bool = Field(
+        False,
+        description="take only SuperNodes whose key was registered with the SuperLink by name; "
+        "for federations over several machines",
+    )
     keep_checkpoints: int = Field(3, ge=1, description="newest round checkpoints to keep")
+
+
+class StateConfig(Section):
+    """What happens to a site's private state."""
+
+    on_missing: Literal["fail", "cold-start"] = Field(
+        "fail",
+        description="when a site has lost the private state of a round that counted: fail ends "
+        "the run (exit code 3); cold-start goes on from what is left, marked in the results",
+    )
 
 
 class Experiment(Section):
@@ -358,6 +373,7 @@ class Experiment(Section):
     train: TrainConfig = Field(default_factory=lambda: TrainConfig())
     evaluation: EvaluationConfig = Field(default_factory=lambda: EvaluationConfig())
     server: ServerConfig = Field(default_factory=lambda: ServerConfig())
+    state: StateConfig = Field(default_factory=lambda: StateConfig())
 
     @model_validator(mode="before")
     @classmethod

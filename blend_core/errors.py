@@ -29,6 +29,10 @@ class SiteError(BlendError):
     exit_code = 3
 
 
+class LostStateError(SiteError):
+    """A site has lost private state that the federation knows it had. Exit code 3."""
+
+
 class FormationError(BlendError):
     """The federation could not be formed in time: names who is missing. Exit code 4."""
 

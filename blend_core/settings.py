@@ -20,7 +20,7 @@ from blend_core.errors import ConfigError
 from blend_core.methods import method_names
 
 # Keys of the run-config that are not settings of the experiment.
-CARRIER_KEYS = ("experiment", "preset", "out", "federation", "engine", "started")
+CARRIER_KEYS = ("experiment", "preset", "out", "federation", "engine", "started", "resume")
 
 
 def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:

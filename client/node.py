@@ -26,12 +26,19 @@ from blend_core.config import (
     parse_experiment,
 )
 from blend_core.data import ClientData, load_client_data, prompt_template, site_stamp
-from blend_core.errors import BlendError, ConfigError, RunError, SiteError, described
+from blend_core.errors import (
+    BlendError,
+    ConfigError,
+    LostStateError,
+    RunError,
+    SiteError,
+    described,
+)
 from blend_core.evaluation import Counts, evaluate
 from blend_core.messages import Reply, Request, Tensors, failure
 from blend_core.methods import build_method, config_class
 from blend_core.methods.base import Method, require_finite, restore, snapshot
-from blend_core.state import Generations, tensors_sha256
+from blend_core.state import Generations, StateError, tensors_sha256
 from blend_core.training import local_update
 from blend_core.weights import weights_sha256
 from client.site import Site
@@ -67,7 +74,10 @@ class Node:
             known = isinstance(error, BlendError)
             logger.error("%s: %s", self.site.name, described(error), exc_info=not known)
             told = self.site.for_outside(error)
-            return failure(request.kind, request.round, self.site.name, told)
+            reply = failure(request.kind, request.round, self.site.name, told)
+            if isinstance(error, LostStateError):
+                reply.statistics["state"] = "lost"
+            return reply
 
     def train(self, request: Request) -> Reply:
         """One round of this client."""
@@ -77,8 +87,7 @@ class Node:
             raise SiteError(
                 f"E08 {self.site.name}: no training images; run as evaluation-only or add images"
             )
-        self._enter_round(request, loaded)
-        statistics: dict[str, Any] = {}
+        statistics = self._enter_round(request, loaded)
         if request.evaluate:
             statistics |= self._evaluate(loaded, method)
         start = time.time()
@@ -103,8 +112,8 @@ class Node:
     def evaluate(self, request: Request) -> Reply:
         """Evaluate the newest shared part with this client's own private part."""
         loaded = self._load(request)
-        self._enter_round(request, loaded)
-        statistics = self._evaluate(loaded, loaded.method)
+        statistics = self._enter_round(request, loaded)
+        statistics |= self._evaluate(loaded, loaded.method)
         statistics["private_sha256"] = tensors_sha256(snapshot(loaded.method.private()))
         return self._reply(request, loaded, statistics)
 
@@ -117,10 +126,14 @@ class Node:
             statistics["data"] = dataclasses.asdict(origin)
         return self._reply(request, loaded, statistics)
 
-    def _enter_round(self, request: Request, loaded: _Loaded) -> None:
-        """Put the received shared part and this client's newest private part into the model."""
+    def _enter_round(self, request: Request, loaded: _Loaded) -> dict[str, Any]:
+        """Put the received shared part and this client's newest private part into the model.
+
+        Returns:
+            What the server must know of it: a cold start, or nothing.
+        """
         _require_round(request, loaded.experiment.rounds)
-        state = self._state(request, loaded)
+        newest, state = self._state(request, loaded)
         upload = {n.removeprefix(UPLOAD): v for n, v in state.items() if n.startswith(UPLOAD)}
         restore(loaded.method.shared(), request.shared)
         restore(
@@ -128,23 +141,49 @@ class Node:
         )
         require_finite(request.payload)
         loaded.method.begin(request.payload, upload)
+        if newest >= request.last_round:
+            return {}
+        logger.warning(
+            "%s: cold start in round %d: the private state of round %d is lost, that of round %d "
+            "is used",
+            self.site.name,
+            request.round,
+            request.last_round,
+            newest,
+        )
+        return {"cold_start": {"lost": request.last_round, "used": newest}}
 
-    def _state(self, request: Request, loaded: _Loaded) -> Tensors:
+    def _state(self, request: Request, loaded: _Loaded) -> tuple[int, Tensors]:
         """The newest generation before this round: private tensors and, if kept, the upload.
 
+        Returns:
+            Its round (0: none, the initial values) and the tensors. The round is below the last
+            one that counted only if the experiment allows cold starts.
+
         Raises:
-            SiteError: they are damaged, lost, or were made by another method.
+            LostStateError: they are damaged or missing.
+            SiteError: they were made by another method.
         """
-        found = self.generations.newest_before(request.round)
+        cold = loaded.experiment.state.on_missing == "cold-start"
+        try:
+            found = self.generations.newest_before(request.round)
+        except StateError as error:
+            if not cold:
+                raise LostStateError(f"{self.site.name}: {error}") from None
+            found = (
+                None
+                if error.intact is None
+                else (error.intact, *self.generations.load(error.intact))
+            )
         newest = found[0] if found else 0
-        if newest < request.last_round:
-            raise SiteError(
+        if newest < request.last_round and not cold:
+            raise LostStateError(
                 f"{self.site.name}: private state of round {request.last_round} is missing in "
                 f"{self.generations.folder} (newest: {newest or 'none'}); restore the folder from "
-                "a backup, or start a new federation"
+                "a backup, or resume with state.on_missing=cold-start"
             )
         if found is None:
-            return loaded.initial_private
+            return 0, loaded.initial_private
         _, tensors, header = found
         made_by = loaded.state_header
         other = [key for key, value in made_by.items() if header.get(key) != value]
@@ -153,7 +192,7 @@ class Node:
                 f"{self.site.name}: the private state in {self.generations.folder} was made with "
                 f"another {' and '.join(other)}; start a new federation"
             )
-        return tensors
+        return newest, tensors
 
     def _evaluate(self, loaded: _Loaded, method: Method) -> dict[str, Any]:
         start = time.time()

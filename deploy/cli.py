@@ -21,6 +21,8 @@ from blend_core.errors import BlendError, ConfigError, RunError
 from deploy.bench import bench
 from deploy.compare import compare
 from deploy.data import data
+from deploy.keys import keys
+from deploy.doctor import doctor
 from deploy.options import MANIFEST, Debug, Engine, Overrides
 from deploy.reproduce import reproduce
 from deploy.signals import Interrupted, interruptible, uninterrupted
@@ -50,12 +52,12 @@ def main() -> None:
         with interruptible():
             app()
     except Interrupted as stop:
-        _report(str(stop))
+        _report(str(stop), *notes_of(stop))
         sys.exit(stop.exit_code)
     except BlendError as error:
         if debug:
             traceback.print_exc()
-        _report(f"error: {error}")
+        _report(f"error: {error}", *notes_of(error))
         sys.exit(error.exit_code)
     except Exception as error:
         if debug:
@@ -79,16 +81,21 @@ def blend(
 def run(
     config: Annotated[str | None, typer.Argument()] = None,
     engine: Annotated[
-        Engine,
+        Engine | None,
         typer.Option(
             help="processes: a SuperLink and one SuperNode per client on this machine; "
-            "simulation: Ray; loop: this process. All give the same numbers."
+            "simulation: Ray; loop: this process. All give the same numbers. None: processes, or "
+            "that of the run that is resumed.",
         ),
-    ] = Engine.PROCESSES,
+    ] = None,
     settings: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(help="New or empty folder for everything; none: runs/METHOD-DATE-TIME."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a run that was stopped: go on after its last whole round."),
     ] = None,
     actors: Annotated[
         int | None,
@@ -109,17 +116,37 @@ def run(
         from blend_core.data.manifest import write_manifest
         from blend_core.settings import load_experiment
         from deploy.check import check
-        from deploy.folder import compact_yaml, prepare_folder
+        from deploy.folder import (
+            compact_yaml,
+            finished,
+            prepare_folder,
+            reopen_folder,
+            resumable,
+        )
         from deploy.loop import run_loop
         from deploy.processes import run_processes
         from deploy.progress import Progress
         from deploy.simulation import run_simulation
 
+        federation = ""
+        if resume is not None:
+            if config is not None or out is not None:
+                raise ConfigError(
+                    "--resume DIR: a run goes on as it was; leave CONFIG and --out out"
+                )
+            folder, experiment, before = reopen_folder(resume, settings or [])
+            if before is not None:
+                federation = before.federation
+                engine = engine or Engine(before.engine)
+            check(experiment)
+        else:
+            experiment = load_experiment(config, settings or [])
+            check(experiment)
+            folder = prepare_folder(out, experiment)
+        engine = engine or Engine.PROCESSES
+        federation = federation or f"{experiment.method.name}-{secrets.token_hex(6)}"
         if actors is not None and engine is not Engine.SIMULATION:
             raise ConfigError(f"--actors {actors}: only --engine simulation has actors")
-        experiment = load_experiment(config, settings or [])
-        check(experiment)
-        folder = prepare_folder(out, experiment)
         dealt = ""
         if experiment.data.kind != "folders":
             manifest = dealt_data(experiment)[1]
@@ -136,22 +163,32 @@ def run(
             "data.kind=folders and data.root",
             soft_wrap=True,
         )
-    federation = f"{experiment.method.name}-{secrets.token_hex(6)}"
-    with Progress(console, experiment.rounds, experiment.clients, STARTED) as progress:
+    again = resume is not None
+    if again and finished(folder, experiment):
+        console.print("the run has finished before; --set rounds=N extends it", soft_wrap=True)
+        show(folder, console)
+        return
+    with (
+        resumable(folder),
+        Progress(console, experiment.rounds, experiment.clients, STARTED) as progress,
+    ):
         if engine is Engine.LOOP:
             with _followed(folder, progress):
-                run_loop(experiment, folder, federation, STARTED)
+                run_loop(experiment, folder, federation, STARTED, again)
         elif engine is Engine.SIMULATION:
-            run_simulation(experiment, folder, federation, progress, STARTED, start_timeout, actors)
+            run_simulation(
+                experiment, folder, federation, progress, STARTED, start_timeout, actors, again
+            )
         else:
-            run_processes(experiment, folder, federation, progress, STARTED, start_timeout)
+            run_processes(experiment, folder, federation, progress, STARTED, start_timeout, again)
     show(folder, console)
 
 
-for command in (sweep, compare, reproduce):
+for command in (sweep, compare, reproduce, doctor):
     app.command()(command)
 app.add_typer(bench)
 app.add_typer(data)
+app.add_typer(keys)
 
 
 def show(folder: Path, console: Console) -> None:
@@ -195,8 +232,14 @@ def _followed(folder: Path, progress: Progress) -> Iterator[None]:
             progress(event)
 
 
-def _report(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def notes_of(error: BaseException) -> list[str]:
+    """What was added to an error on its way: lines below the first, which is the cause."""
+    return list(getattr(error, "__notes__", ()))
+
+
+def _report(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ OnEvent = Callable[[Event], None]
 
 
 class EventTail:
-    """The events of `out/events.jsonl`, each returned once."""
+    """The events of `out/events.jsonl` from now on, each returned once."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / JOURNAL
-        self._offset = 0
+        # What a run that is now resumed wrote before is no news.
+        self._offset = self.path.stat().st_size if self.path.exists() else 0
 
     def read(self) -> list[Event]:
         """Return the events that were written since the last call; a half-written line waits."""

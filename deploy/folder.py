@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,13 @@ import yaml
 
 from blend_core.config import Experiment
 from blend_core.errors import ConfigError
+from blend_core.report.runs import RESULTS
+from blend_core.settings import load_experiment
+from blend_core.state import write_bytes_atomic
+from server.checkpoints import Checkpoint, Checkpoints, require_same
+
+# The resolved configuration of a run, in its folder.
+CONFIG = "config.yaml"
 
 
 def prepare_folder(out: Path | None, experiment: Experiment) -> Path:
@@ -34,13 +44,61 @@ def prepare_folder(out: Path | None, experiment: Experiment) -> Path:
             raise ConfigError(f"--out {out}: not empty; name a new folder, or remove this one")
         out.mkdir(parents=True, exist_ok=True)
         # "x": of two runs that found the folder empty at the same moment, one gets it.
-        with (out / "config.yaml").open("x", encoding="utf-8") as file:
+        with (out / CONFIG).open("x", encoding="utf-8") as file:
             file.write(_yaml(experiment.to_json()))
     except FileExistsError:
         raise ConfigError(f"--out {out}: another run has just taken it; start again") from None
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}; name a folder you may write") from None
     return out
+
+
+def reopen_folder(
+    folder: Path, overrides: Sequence[str]
+) -> tuple[Path, Experiment, Checkpoint | None]:
+    """The folder, experiment and newest checkpoint of a run that is to go on.
+
+    Args:
+        folder: the run's folder.
+        overrides: `key=value` texts; see `require_same` for what may change.
+
+    Raises:
+        ConfigError: there is no run, or it would be another experiment.
+        StateError: its checkpoints are damaged.
+    """
+    folder = folder.expanduser().absolute()
+    config = folder / CONFIG
+    if not config.is_file():
+        raise ConfigError(f"--resume {folder}: no run is there ({CONFIG} is missing)")
+    experiment = load_experiment(str(config), overrides)
+    before = Checkpoints(folder).newest()
+    if before is not None:
+        require_same(experiment, before)
+    if overrides:
+        write_bytes_atomic(config, _yaml(experiment.to_json()).encode())
+    return folder, experiment, before
+
+
+def finished(folder: Path, experiment: Experiment) -> bool:
+    """Whether the run has results of as many rounds as the experiment asks for."""
+    try:
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        return bool(results["config"]["rounds"] == experiment.rounds)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Add to whatever ends the block early how the run can go on, if anything is left of it."""
+    try:
+        yield
+    except BaseException as error:
+        if Checkpoints(folder).exist():
+            error.add_note(
+                f"every finished round is kept: blend run --resume {shlex.quote(str(folder))}"
+            )
+        raise
 
 
 def compact_yaml(experiment: Experiment) -> str:

@@ -19,7 +19,11 @@ from server.strategy import Coordinator
 
 
 class LoopTransport:
-    """Hands requests to nodes in this process."""
+    """Hands requests to nodes in this process.
+
+    Args:
+        nodes: client -> what answers for it.
+    """
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.nodes = nodes
@@ -39,9 +43,20 @@ class LoopTransport:
 
 
 def run_loop(
-    experiment: Experiment, out: Path, federation: str, started: float | None = None
+    experiment: Experiment,
+    out: Path,
+    federation: str,
+    started: float | None = None,
+    resume: bool = False,
 ) -> None:
     """Run the experiment in this process; results are written to `out`.
+
+    Args:
+        experiment: the resolved experiment.
+        out: the run's folder.
+        federation: unique id of this run's federation, of a resumed one that of its checkpoint.
+        started: unix time at which the user started the run, seconds; unset: now.
+        resume: go on after the newest checkpoint in `out`.
 
     Raises:
         BlendError: the run failed; the journal in `out` says the same.
@@ -50,5 +65,5 @@ def run_loop(
     if names is None:
         raise ConfigError("data.kind = 'folders' needs data.root in the loop engine")
     sites = [local_site(experiment, name, index, out) for index, name in enumerate(names)]
-    nodes = {site.name: Node(site, federation) for site in sites}
-    Coordinator(experiment, LoopTransport(nodes), out, federation, "loop", started).run()
+    transport = LoopTransport({site.name: Node(site, federation) for site in sites})
+    Coordinator(experiment, transport, out, federation, "loop", started, resume=resume).run()

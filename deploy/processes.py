@@ -11,10 +11,11 @@ from pathlib import Path
 from blend_core.config import Experiment
 from blend_core.data import client_names
 from blend_core.errors import ConfigError, RunError
-from client.site import local_site
+from client.site import Scalar, local_site
 from deploy.children import Child, Family
 from deploy.engine import HOST, Workspace, free_ports, script
 from deploy.events import OnEvent
+from deploy.node_config import node_config
 from deploy.watch import LOOK_SECONDS, Watch, warning
 
 # Somebody may take a port between our look and the process that wants it.
@@ -34,16 +35,18 @@ def run_processes(
     on_event: OnEvent = lambda event: None,
     started: float | None = None,
     start_timeout: float = 120.0,
+    resume: bool = False,
 ) -> None:
     """Run the experiment with one SuperNode per client; results are written to `out`.
 
     Args:
         experiment: the resolved experiment.
         out: the run's folder.
-        federation: unique id of this run's federation.
+        federation: unique id of this run's federation, of a resumed one that of its checkpoint.
         on_event: called with every event of the journal, and with warnings.
         started: unix time at which the user started the run, seconds; unset: now.
         start_timeout: seconds that the SuperLink and the ServerApp each may take to start.
+        resume: go on after the newest checkpoint in `out`.
 
     Raises:
         ConfigError: the clients or their folders cannot be given to Flower.
@@ -53,7 +56,7 @@ def run_processes(
     nodes = node_configs(experiment, out)
     workspace = Workspace(out, federation)
     workspace.write_app()
-    workspace.write_run_config(experiment, "processes", started or time.time())
+    workspace.write_run_config(experiment, "processes", started or time.time(), resume)
     with Family(workspace.environment(len(nodes)), workspace.logs) as family:
         superlink, port = start_superlink(family, workspace, start_timeout, nodes=nodes)
         submission = family.start("run", workspace.submit_command())
@@ -76,31 +79,17 @@ def node_configs(experiment: Experiment, out: Path) -> dict[str, str]:
     configs = {}
     for index, name in enumerate(names):
         site = local_site(experiment, name, index, out)
-        pairs = [
-            f"client-name={quoted(name)}",
-            f"partition-id={index}",
-            f"num-partitions={len(names)}",
-            f"state-dir={quoted(str(site.state_dir))}",
-            "verbose-errors=true",
-        ]
+        values: dict[str, Scalar] = {
+            "client-name": name,
+            "partition-id": index,
+            "num-partitions": len(names),
+            "state-dir": str(site.state_dir),
+            "verbose-errors": True,
+        }
         if site.data_dir is not None:
-            pairs.append(f"data-dir={quoted(str(site.data_dir))}")
-        configs[name] = " ".join(pairs)
+            values["data-dir"] = str(site.data_dir)
+        configs[name] = node_config(values)
     return configs
-
-
-def quoted(text: str) -> str:
-    """A value in the single quotes that Flower's node config understands; they have no escapes.
-
-    Raises:
-        ConfigError: the text holds a single quote or a control character.
-    """
-    if "'" in text or not text.isprintable():
-        raise ConfigError(
-            f"{text!r}: Flower cannot be given a path with a single quote or a control character; "
-            "use another folder"
-        )
-    return f"'{text}'"
 
 
 def start_superlink(

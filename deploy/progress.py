@@ -35,6 +35,7 @@ class Progress:
         self.phase = "starting"
         self.metrics: dict[str, float] = {}
         self.durations: list[float] = []
+        self.done = 0
         self._round_start: float | None = None
         self._live = Live(self, console=console, transient=True, refresh_per_second=4)
 
@@ -68,6 +69,13 @@ class Progress:
     def _on_started(self, event: Event) -> list[tuple[str, bool]]:
         self.phase = "server started, waiting for clients"
         return [(f"server started ({event.get('engine')}, process {event.get('pid')})", False)]
+
+    def _on_resumed(self, event: Event) -> list[tuple[str, bool]]:
+        self.done = int(event["round"])
+        return [(f"resumed after round {self.done} of {event['of']}", True)]
+
+    def _on_state_lost(self, event: Event) -> list[tuple[str, bool]]:
+        return [(f"{self._when(event)}: {event['client']} {event['reason']}", True)]
 
     def _on_forming(self, event: Event) -> list[tuple[str, bool]]:
         have = event["have"]
@@ -112,8 +120,8 @@ class Progress:
             *_named(now),
             duration(float(event["seconds"])),
         ]
-        done = int(event["round"])
-        left = self._left(done) if done < self.rounds else ""
+        self.done = int(event["round"])
+        left = self._left() if self.done < self.rounds else ""
         return [("  ".join(part for part in [*parts, left] if part), False)]
 
     def _on_final(self, event: Event) -> list[tuple[str, bool]]:
@@ -130,14 +138,14 @@ class Progress:
     def _metrics(self) -> list[str]:
         return _named(self.metrics)
 
-    def _left(self, done: int | None = None) -> str:
+    def _left(self) -> str:
         """How long the rest will take, at the pace of the rounds so far."""
         if not self.durations:
             return ""
         pace = sum(self.durations) / len(self.durations)
         running = time.time() - self._round_start if self._round_start is not None else 0.0
-        rounds = self.rounds - (len(self.durations) if done is None else done)
-        return f"about {duration(max(pace * rounds - running, 0.0))} left"
+        rest = pace * (self.rounds - self.done) - running
+        return f"about {duration(max(rest, 0.0))} left"
 
 
 def duration(seconds: float) -> str:

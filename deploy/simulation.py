@@ -27,18 +27,20 @@ def run_simulation(
     started: float | None = None,
     start_timeout: float = 120.0,
     actors: int | None = None,
+    resume: bool = False,
 ) -> None:
     """Run the experiment with Ray actors in the place of sites; results are written to `out`.
 
     Args:
         experiment: the resolved experiment.
         out: the run's folder.
-        federation: unique id of this run's federation.
+        federation: unique id of this run's federation, of a resumed one that of its checkpoint.
         on_event: called with every event of the journal, and with warnings.
         started: unix time at which the user started the run, seconds; unset: now.
         start_timeout: seconds that the SuperLink and the ServerApp each may take to start.
         actors: how many clients are computed at the same time, from 1; unset: one per
             processor core, and no more than clients. Does not change any number.
+        resume: go on after the newest checkpoint in `out`.
 
     Raises:
         BlendError: the run failed. No process is left either way.
@@ -47,7 +49,7 @@ def run_simulation(
     out = out.resolve()
     workspace = Workspace(out, federation)
     workspace.write_app()
-    workspace.write_run_config(experiment, "simulation", started or time.time())
+    workspace.write_run_config(experiment, "simulation", started or time.time(), resume)
     scratch = Path(tempfile.mkdtemp(prefix="blend-ray-", dir=_short_temporary_folder()))
     environment = ray_environment(workspace.environment(0), scratch)
     with Family(environment, workspace.logs, scratch) as family:

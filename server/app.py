@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from blend_core.errors import ConfigError
 from blend_core.report.runs import RESULTS
 from blend_core.settings import experiment_from_run_config
+from server.checkpoints import Checkpoints
 from server.strategy import Coordinator
 from server.transport import FlowerTransport
 
@@ -27,9 +28,14 @@ def main(grid: Grid, context: Context) -> None:
     started = float(settings.get("started") or 0.0) or None
     # Set by the `blend` command; `flwr run .` may be anything that Flower runs.
     engine = str(settings.get("engine") or "flower")
-    if (out / RESULTS).exists():
-        raise ConfigError(f"out = {out}: holds the results of another run; name a new folder")
+    resume = settings.get("resume") or False
+    if not isinstance(resume, bool):
+        raise ConfigError(f"resume = {resume!r}: must be true or false, without quotes")
+    if resume and not settings.get("out"):
+        raise ConfigError("resume = true: needs out, the folder of the run that is to go on")
+    if not resume and ((out / RESULTS).exists() or Checkpoints(out).exist()):
+        raise ConfigError(f"out = {out}: holds another run; name a new folder, or resume=true")
     transport = FlowerTransport(grid)
     # Flower shows what a ServerApp prints to whoever streams the run's log.
     echo = functools.partial(print, flush=True)
-    Coordinator(experiment, transport, out, federation, engine, started, echo).run()
+    Coordinator(experiment, transport, out, federation, engine, started, echo, resume).run()

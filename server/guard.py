@@ -129,6 +129,8 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
         return "its backbone_sha256 is not a short text"
     if "data" in statistics and not _is_description(statistics["data"]):
         return f"its description of its data is {_shown(statistics['data'])}"
+    if "cold_start" in statistics and not _is_cold_start(statistics["cold_start"]):
+        return f"its cold_start is {one_line(str(statistics['cold_start'])[:80])}"
     worker = statistics.get("worker", {"pid": 0, "backbone_loads": 0})
     if not isinstance(worker, dict) or not all(
         type(worker.get(key)) is int for key in ("pid", "backbone_loads")
@@ -140,6 +142,14 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
 def _shown(value: object) -> str:
     """What a site sent, fit for the server's log."""
     return one_line(str(value), 80)
+
+
+def _is_cold_start(value: object) -> bool:
+    """Whether it says which round's private state was lost and which was used instead."""
+    if not isinstance(value, dict) or set(value) != {"lost", "used"}:
+        return False
+    lost, used = value["lost"], value["used"]
+    return type(lost) is int and type(used) is int and 0 <= used < lost < 10**9
 
 
 def _is_description(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self.echo = echo
         self._file = (folder / JOURNAL).open("a", encoding="utf-8")
+        if _cut(folder / JOURNAL):  # A run that was killed while it wrote, and is resumed.
+            self._file.write("\n")
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event with the time in unix seconds."""
@@ -36,3 +39,11 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _cut(path: Path) -> bool:
+    """Whether the last line has no end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        return file.read() not in (b"", b"\n")

@@ -61,6 +61,40 @@ class Record:
         self.workers: dict[str, dict[int, int]] = {}
         self.not_evaluated: dict[str, str] = {}
         self.seconds = {"start_up": 0.0, "training": 0.0, "evaluation": 0.0}
+        # Of a run that was resumed: rounds after which, and the seconds of what was before.
+        self.resumed_after: list[int] = []
+        self.before = 0.0
+        # Clients that went on without the private state of their last round that counted.
+        self.cold_starts: list[dict[str, Any]] = []
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know of the rounds so far, as JSON data."""
+        return {
+            "rounds": self.rounds,
+            "evaluations": {str(after): metrics for after, metrics in self.evaluations.items()},
+            "workers": {
+                client: {str(pid): loads for pid, loads in found.items()}
+                for client, found in self.workers.items()
+            },
+            "seconds": {**self.seconds, "total": self.total()},
+            "cold_starts": self.cold_starts,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` said."""
+        self.rounds = list(state["rounds"])
+        self.evaluations = {int(after): metrics for after, metrics in state["evaluations"].items()}
+        self.workers = {
+            client: {int(pid): loads for pid, loads in found.items()}
+            for client, found in state["workers"].items()
+        }
+        self.seconds = {key: state["seconds"][key] for key in self.seconds}
+        self.before = state["seconds"]["total"]
+        self.cold_starts = list(state["cold_starts"])
+
+    def total(self) -> float:
+        """Seconds of the run, without those between its end and its resumption."""
+        return self.before + time.time() - self.started
 
     def formed(self, members: Mapping[str, Reply]) -> None:
         """All clients have joined; their replies hold the zero-shot counts."""
@@ -74,7 +108,7 @@ class Record:
             self.zero_shot["as_published"] = published
         evaluating = _covered(_spans(members.values(), "evaluate_span"), (self.started, now))
         self.seconds["evaluation"] += evaluating
-        self.seconds["start_up"] = now - self.started - evaluating
+        self.seconds["start_up"] += now - self.started - evaluating
         for client, reply in members.items():
             self._worker(client, reply)
 
@@ -176,7 +210,7 @@ def write_results(out: Path, record: Record, shared: Tensors, partition: Manifes
         partition: of the data; None where it is not known here.
     """
     experiment, members = record.experiment, record.members
-    total = time.time() - record.started
+    total = record.total()
     seconds = {"total": total, **record.seconds}
     seconds["waiting"] = total - sum(record.seconds.values())
     last = record.rounds[-1]["clients"] if record.rounds else []
@@ -230,6 +264,8 @@ def write_results(out: Path, record: Record, shared: Tensors, partition: Manifes
             "up": {row["client"]: row.get("bytes_up", 0) for row in last},
             "down": {row["client"]: row["bytes_down"] for row in last},
         },
+        "cold_starts": record.cold_starts,
+        "resumed_after_rounds": record.resumed_after,
         "rounds": record.rounds,
         "seconds": seconds,
     }

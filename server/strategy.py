@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from blend_core import __version__
 from blend_core.backbone import Backbone
 from blend_core.config import DATASET_KINDS, Experiment, clients_per_round
 from blend_core.data import class_names, client_names, dealt_data, prompt_template
@@ -31,13 +32,13 @@ from blend_core.methods import build_method
 from blend_core.methods.base import Method, snapshot
 from blend_core.names import is_plain_name
 from blend_core.randomness import numpy_generator
-from blend_core.state import Generations
+from blend_core.state import lock_folder
 from server.aggregation import weighted_mean
+from server.checkpoints import Checkpoint, Checkpoints, require_same
 from server.guard import disagreement, refusal
 from server.journal import Journal
 from server.results import Problem, Record, write_results
 
-CHECKPOINTS = "checkpoints"
 CHOSEN_ON_TEST = (
     "evaluation.select best-local-test chooses a round by its test images; it is shown beside the "
     "last round, which stays the result"
@@ -61,10 +62,12 @@ class Coordinator:
         experiment: the resolved experiment.
         transport: how clients are reached.
         out: folder for events, checkpoints and results.
-        federation: names the federation whose private states the sites keep.
+        federation: names the federation whose private states the sites keep; a resumed run has
+            that of its checkpoint.
         engine: name of the engine, for the results.
         started: unix time at which the user started the run; unset: now.
         echo: takes a line for people per event; unset: nothing is said.
+        resume: go on after the newest checkpoint in `out`, if there is one.
     """
 
     def __init__(
@@ -76,14 +79,18 @@ class Coordinator:
         engine: str,
         started: float | None = None,
         echo: Callable[[str], None] | None = None,
+        resume: bool = False,
     ) -> None:
         self.experiment = experiment
         self.transport = transport
         self.out = out
         self.federation = federation
         self.journal = Journal(out, echo)
-        self.checkpoints = Generations(out / CHECKPOINTS, experiment.server.keep_checkpoints)
+        self.resume = resume
+        self.checkpoints = Checkpoints(out, experiment.server.keep_checkpoints)
         self.record = Record(experiment, engine, started or time.time())
+        # Rounds after which the run was resumed.
+        self.resumed_after: list[int] = []
         self.members: dict[str, Reply] = {}
         # Newest accepted upload of each client, if the method or the settings want them kept.
         self.uploads: dict[str, Tensors] = {}
@@ -108,34 +115,80 @@ class Coordinator:
 
     def run(self) -> None:
         """Run to the end and write the results; errors are written to the journal and raised."""
-        experiment = self.experiment
         try:
-            self.journal.write(
-                "started",
-                pid=os.getpid(),
-                engine=self.record.engine,
-                rounds=experiment.rounds,
-                clients=experiment.clients,
-            )
-            self.record.parameters = self.method.parameter_counts()
-            if names := class_names(experiment):  # Too long ones must not wait for the sites.
-                self.method.tokenize(names, prompt_template(experiment))
-            shared = snapshot(self.method.shared())
-            if experiment.evaluation.select == "best-local-test":
-                self.journal.write("warning", message=CHOSEN_ON_TEST)
-            self.form()
-            if self.method.trains:
-                for round in range(1, experiment.rounds + 1):
-                    shared = self.round(round, shared)
-            self.final_evaluation(shared)
-            path = write_results(self.out, self.record, shared, self._partition)
-            self.journal.write("finished", results=str(path))
+            with lock_folder(self.checkpoints.generations.folder):
+                self._run()
         except BaseException as error:
             code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
             self.journal.write("failed", message=described(error), exit_code=code)
             raise
         finally:
             self.journal.close()
+
+    def _run(self) -> None:
+        experiment = self.experiment
+        self.journal.write(
+            "started",
+            pid=os.getpid(),
+            engine=self.record.engine,
+            rounds=experiment.rounds,
+            clients=experiment.clients,
+        )
+        self.record.parameters = self.method.parameter_counts()
+        if names := class_names(experiment):  # Too long ones must not wait for the sites.
+            self.method.tokenize(names, prompt_template(experiment))
+        done, shared = self._begin()
+        if experiment.evaluation.select == "best-local-test":
+            self.journal.write("warning", message=CHOSEN_ON_TEST)
+        self.form()
+        if self.method.trains:
+            for round in range(done + 1, experiment.rounds + 1):
+                shared = self.round(round, shared)
+        self.final_evaluation(shared)
+        self.record.resumed_after = self.resumed_after
+        path = write_results(self.out, self.record, shared, self._partition)
+        self.journal.write("finished", results=str(path))
+
+    def _begin(self) -> tuple[int, Tensors]:
+        """The last finished round and its shared tensors; 0 and the initial ones at the start.
+
+        Raises:
+            ConfigError: the run was begun as another experiment.
+            StateError: there are checkpoints, but all are damaged.
+        """
+        found = self.checkpoints.newest(self._warn) if self.resume else None
+        if found is None:
+            shared = snapshot(self.method.shared())
+            self._save(0, shared)  # So that the federation's name survives from here on.
+            return 0, shared
+        require_same(self.experiment, found)
+        if found.version != __version__:
+            self._warn(f"the run was begun with version {found.version}, this is {__version__}")
+        self.federation, self.uploads = found.federation, found.uploads
+        self.last_round = found.last_round
+        self.resumed_after = [*found.resumed_after, found.round]
+        self.record.restore(found.record)
+        self.journal.write("resumed", round=found.round, of=self.experiment.rounds)
+        return found.round, found.shared
+
+    def _warn(self, message: str) -> None:
+        self.journal.write("warning", message=message)
+
+    def _save(self, round: int, shared: Tensors) -> None:
+        self.checkpoints.save(
+            Checkpoint(
+                round=round,
+                federation=self.federation,
+                engine=self.record.engine,
+                version=__version__,
+                experiment=self.experiment.to_json(),
+                shared=shared,
+                uploads=self.uploads,
+                last_round=self.last_round,
+                record=self.record.state(),
+                resumed_after=self.resumed_after,
+            )
+        )
 
     def form(self) -> None:
         """Wait until the configured number of clients has joined.
@@ -216,12 +269,7 @@ class Coordinator:
         shared = weighted_mean(averaged, images)
         self.last_round |= dict.fromkeys(replies, round)
         metrics = self.record.round_done(round, start, requests, replies, problems)
-        kept = {f"uploads/{c}/{n}": v for c, up in self.uploads.items() for n, v in up.items()}
-        self.checkpoints.save(
-            round,
-            {**shared, **kept},
-            {"federation": self.federation, "last_round": self.last_round},
-        )
+        self._save(round, shared)
         self.journal.write(
             "round_done",
             round=round,
@@ -277,6 +325,8 @@ class Coordinator:
         for client, reply in self.transport.ask(requests, timeout):
             round = requests[client].round
             reason = reply.error or self._refusal(reply, requests[client], client)
+            if reason in (None, reply.error):
+                self._note_state(client, reply, requests[client])
             if reason is None:
                 replies[client] = reply
             else:
@@ -294,6 +344,22 @@ class Coordinator:
             round, reason = requests[client].round, problems[client].reason
             self.journal.write("absent", round=round, client=client, reason=reason)
         return replies, problems
+
+    def _note_state(self, client: str, reply: Reply, request: Request) -> None:
+        """Put lost private state into the journal, whatever follows from it.
+
+        Raises:
+            SiteError: it is lost and `state.on_missing` is "fail".
+        """
+        if reply.error is not None and reply.statistics.get("state") == "lost":
+            reason = one_line(reply.error)
+            self.journal.write("state_lost", round=request.round, client=client, reason=reason)
+            if self.experiment.state.on_missing == "fail":
+                raise SiteError(f"round {request.round}: {client} has lost its state: {reason}")
+        elif reply.error is None and (cold := reply.statistics.get("cold_start")) is not None:
+            reason = f"lost its state of round {cold['lost']} and started from round {cold['used']}"
+            self.journal.write("state_lost", round=request.round, client=client, reason=reason)
+            self.record.cold_starts.append({"round": request.round, "client": client, **cold})
 
     def _refusal(self, reply: Reply, request: Request, client: str) -> str | None:
         private = self.method.private()

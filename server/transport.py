@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from blend_core.errors import RunError, described
+from blend_core.errors import RunError, described, one_line
 from blend_core.messages import Reply, Request, failure
+from server.identity import Identities, Node
 
 logger = logging.getLogger("blend.server")
 
@@ -25,11 +26,22 @@ class FlowerTransport:
 
     Flower's node ids change when a SuperNode restarts; names do not. Every node that appears is
     asked to join, and the node that answered with a name is where that name's requests go.
+
+    Args:
+        grid: Flower's way to the nodes.
+        identities: whose key may speak for which client; unset: any node for any.
+
+    Attributes:
+        nodes: client -> the node that answers for it.
+        on_refused: told (who, why) of a node that may not take part, or not with its name.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, identities: Identities | None = None) -> None:
         self.grid = grid
+        self.identities = identities
         self.nodes: dict[str, int] = {}
+        self.on_refused: Callable[[str, str], None] = _log_refusal
+        self._known: dict[int, Node] = {}
         self._asked: set[int] = set()
         self._joining: dict[str, int] = {}
         self._second: dict[int, Reply] = {}
@@ -94,7 +106,7 @@ class FlowerTransport:
         if self._join_request is None:
             return
         online = set(self.grid.get_node_ids())
-        for node in sorted(online - self._asked):
+        for node in self._newcomers(online - self._asked):
             message_id = self._push(self._join_request, node, deadline)
             if message_id is not None:
                 self._asked.add(node)
@@ -104,8 +116,8 @@ class FlowerTransport:
             node = self._joining.pop(message.metadata.reply_to_message_id)
             if _node_gone(message):
                 self._asked.discard(node)
-            else:
-                fresh[node] = _reply(message, self._join_request, f"node {node}")
+            elif self._entitled(reply := _reply(message, self._join_request, _label(node)), node):
+                fresh[node] = reply
         for node, reply in {**self._second, **fresh}.items():
             self._second.pop(node, None)
             if node not in online:
@@ -117,7 +129,32 @@ class FlowerTransport:
                 continue
             if reply.error is None:
                 self.nodes[reply.client] = node
+                if self.identities is not None:
+                    self.identities.bind(reply.client, self._known[node])
             yield reply
+
+    def _newcomers(self, nodes: set[int]) -> Iterator[int]:
+        """Those of the nodes that may be asked to join, in rising order."""
+        if self.identities is None or not nodes:
+            yield from sorted(nodes)
+            return
+        self._known |= {i.node_id: i for i in self.grid.get_nodes() if i.node_id in nodes}
+        for node in sorted(nodes & self._known.keys()):
+            reason = self.identities.stranger(self._known[node])
+            if reason is None:
+                yield node
+            else:
+                self._asked.add(node)
+                self.on_refused(_label(node), reason)
+
+    def _entitled(self, reply: Reply, node: int) -> bool:
+        """Whether a node may speak for the client that it names."""
+        if self.identities is None or reply.client == _label(node):
+            return True
+        reason = self.identities.refusal(reply.client, self._known[node])
+        if reason is not None:
+            self.on_refused(one_line(reply.client, 80), one_line(f"node {node}: {reason}"))
+        return reason is None
 
     def _push(self, request: Request, node: int, deadline: float) -> str | None:
         """Send a request; None if the node has just signed off."""
@@ -132,6 +169,15 @@ class FlowerTransport:
         )
         (pushed,) = list(self.grid.push_messages([message])) or (None,)
         return str(pushed) if pushed else None
+
+
+def _label(node: int) -> str:
+    """What a node is called that has told no name."""
+    return f"node {node}"
+
+
+def _log_refusal(who: str, reason: str) -> None:
+    logger.warning("%s refused: %s", who, reason)
 
 
 def _node_gone(message: Message) -> bool:

@@ -192,8 +192,8 @@ def test_p15_only_the_participants_of_a_round_are_averaged(scripted):
     server = {"fraction": 0.5, "full_first_round": True}
     results, coordinator = scripted(images, lambda *_: same(1, 2), server=server)
     (asked,) = (row["client"] for row in results["rounds"][1]["clients"])
-    first, _ = coordinator.checkpoints.load(1)
-    second, _ = coordinator.checkpoints.load(2)
+    first = coordinator.checkpoints.load(1).shared
+    second = coordinator.checkpoints.load(2).shared
     assert sorted(first) == sorted(coordinator.method.shared())
     for name, value in second.items():
         # A client adds its number of images; absent ones, with stale weights, would add less.

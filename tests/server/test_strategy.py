@@ -3,62 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from scripted import Client, Scripted, events, honest
 
-from blend_core import __version__
 from blend_core.errors import FormationError, RunError, SiteError
 from blend_core.messages import Reply, Request, failure
 from blend_core.settings import load_experiment
 from blend_core.state import Generations
 from server.aggregation import weighted_mean
 from server.strategy import Coordinator
-
-Client = Callable[[str, Request], Reply | None]
-
-
-class Scripted:
-    """A transport whose clients are functions; None means no reply in time."""
-
-    def __init__(self, clients: Mapping[str, Client], reverse: bool = False) -> None:
-        self.clients = clients
-        self.reverse = reverse
-        self.asked: list[tuple[int, list[str]]] = []
-
-    def join(self, request: Request, timeout: float) -> Iterator[Reply]:
-        for name, client in self.clients.items():
-            reply = client(name, request)
-            if reply is not None:
-                yield reply
-
-    def ask(self, requests: Mapping[str, Request], timeout: float) -> Iterator[tuple[str, Reply]]:
-        round = next(iter(requests.values())).round
-        self.asked.append((round, sorted(requests)))
-        for name in sorted(requests, reverse=self.reverse):
-            reply = self.clients[name](name, requests[name])
-            if reply is not None:
-                yield name, reply
-
-
-def honest(images: int) -> Client:
-    """A client that adds its number of images to every shared value."""
-
-    def client(name: str, request: Request) -> Reply:
-        counts = {"local": [images, 10], "base": [images, 20], "novel": [1, 20]}
-        shared = {k: v + np.float32(images) for k, v in request.shared.items()}
-        return Reply(
-            request.kind,
-            request.round,
-            name,
-            __version__,
-            images,
-            {"counts": counts, "private_sha256": f"hash of {name}"},
-            shared=shared if request.kind == "train" else {},
-        )
-
-    return client
 
 
 @pytest.fixture
@@ -75,10 +31,6 @@ def coordinator(tiny_experiment, tower, tmp_path):
         return Coordinator(experiment, Scripted(who, reverse), tmp_path, "fed", "scripted")
 
     return build
-
-
-def events(tmp_path) -> list[dict]:
-    return [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
 
 
 def test_the_mean_is_weighted_by_images_and_independent_of_the_order_of_replies():
@@ -316,11 +268,10 @@ def test_stale_uploads_enter_the_mean_if_asked_for(coordinator):
         run = coordinator(who, server={**server, "aggregate_stale": stale})
         run.run()
         (asked,) = dict(run.transport.asked)[2]
-        mean, _ = run.checkpoints.load(2)
-        values = {float(v.flat[0]) for n, v in mean.items() if not n.startswith("uploads/")}
+        checkpoint = run.checkpoints.load(2)
+        values = {float(v.flat[0]) for v in checkpoint.shared.values()}
         assert values == {expected or {"a": 1.0, "b": 5.0}[asked]}
-        kept = {n.split("/")[1] for n in mean if n.startswith("uploads/")}
-        assert kept == ({"a", "b"} if stale else set())
+        assert set(checkpoint.uploads) == ({"a", "b"} if stale else set())
 
 
 def scored(right: Mapping[int, int], part: Mapping[str, object] | None = None) -> Client:
