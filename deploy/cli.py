@@ -21,8 +21,8 @@ from blend_core.errors import BlendError, ConfigError, RunError
 from deploy.bench import bench
 from deploy.compare import compare
 from deploy.data import data
+from deploy.doctor import doctor, pointing_to_doctor
 from deploy.keys import keys
-from deploy.doctor import doctor
 from deploy.options import MANIFEST, Debug, Engine, Overrides
 from deploy.reproduce import reproduce
 from deploy.signals import Interrupted, interruptible, uninterrupted
@@ -117,6 +117,7 @@ def run(
         from blend_core.settings import load_experiment
         from deploy.check import check
         from deploy.folder import (
+            CONFIG,
             compact_yaml,
             finished,
             prepare_folder,
@@ -128,25 +129,25 @@ def run(
         from deploy.progress import Progress
         from deploy.simulation import run_simulation
 
-        federation = ""
+        before = None
         if resume is not None:
             if config is not None or out is not None:
                 raise ConfigError(
                     "--resume DIR: a run goes on as it was; leave CONFIG and --out out"
                 )
             folder, experiment, before = reopen_folder(resume, settings or [])
-            if before is not None:
-                federation = before.federation
-                engine = engine or Engine(before.engine)
-            check(experiment)
         else:
             experiment = load_experiment(config, settings or [])
-            check(experiment)
-            folder = prepare_folder(out, experiment)
-        engine = engine or Engine.PROCESSES
-        federation = federation or f"{experiment.method.name}-{secrets.token_hex(6)}"
+        engine = engine or (Engine.PROCESSES if before is None else Engine(before.engine))
         if actors is not None and engine is not Engine.SIMULATION:
             raise ConfigError(f"--actors {actors}: only --engine simulation has actors")
+        given = config if resume is None else str(folder / CONFIG)
+        with pointing_to_doctor(given, settings or []):
+            check(experiment)
+        if resume is None:
+            folder = prepare_folder(out, experiment)
+        random = f"{experiment.method.name}-{secrets.token_hex(6)}"
+        federation = random if before is None else before.federation
         dealt = ""
         if experiment.data.kind != "folders":
             manifest = dealt_data(experiment)[1]
@@ -170,10 +171,11 @@ def run(
         return
     with (
         resumable(folder),
+        pointing_to_doctor(str(folder / CONFIG), out=folder),
         Progress(console, experiment.rounds, experiment.clients, STARTED) as progress,
     ):
         if engine is Engine.LOOP:
-            with _followed(folder, progress):
+            with _followed(folder, progress, again):
                 run_loop(experiment, folder, federation, STARTED, again)
         elif engine is Engine.SIMULATION:
             run_simulation(
@@ -209,11 +211,11 @@ def show(folder: Path, console: Console) -> None:
 
 
 @contextmanager
-def _followed(folder: Path, progress: Progress) -> Iterator[None]:
+def _followed(folder: Path, progress: Progress, resume: bool) -> Iterator[None]:
     """Show the journal while this thread writes it."""
     from deploy.events import EventTail
 
-    tail = EventTail(folder)
+    tail = EventTail(folder, resume)
     done = threading.Event()
 
     def follow() -> None:

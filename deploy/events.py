@@ -16,12 +16,16 @@ OnEvent = Callable[[Event], None]
 
 
 class EventTail:
-    """The events of `out/events.jsonl` from now on, each returned once."""
+    """The events of `out/events.jsonl`, each returned once.
 
-    def __init__(self, out: Path) -> None:
+    Args:
+        out: the run's folder.
+        resume: pass over those that are there already: of the run before it is resumed.
+    """
+
+    def __init__(self, out: Path, resume: bool = False) -> None:
         self.path = out / JOURNAL
-        # What a run that is now resumed wrote before is no news.
-        self._offset = self.path.stat().st_size if self.path.exists() else 0
+        self._offset = self.path.stat().st_size if resume and self.path.exists() else 0
 
     def read(self) -> list[Event]:
         """Return the events that were written since the last call; a half-written line waits."""

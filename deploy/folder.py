@@ -17,6 +17,7 @@ from blend_core.errors import ConfigError
 from blend_core.report.runs import RESULTS
 from blend_core.settings import load_experiment
 from blend_core.state import write_bytes_atomic
+from deploy.options import Engine
 from server.checkpoints import Checkpoint, Checkpoints, require_same
 
 # The resolved configuration of a run, in its folder.
@@ -74,6 +75,11 @@ def reopen_folder(
     before = Checkpoints(folder).newest()
     if before is not None:
         require_same(experiment, before)
+        if before.engine not in list(Engine):
+            raise ConfigError(
+                f"--resume {folder}: the run was submitted with flwr run; submit it again with "
+                "resume=true in its --run-config"
+            )
     if overrides:
         write_bytes_atomic(config, _yaml(experiment.to_json()).encode())
     return folder, experiment, before

@@ -62,7 +62,14 @@ def run_processes(
         submission = family.start("run", workspace.submit_command())
         guard = _Nodes(family, port, nodes, on_event)
         Watch(
-            out, superlink, submission, experiment.server, start_timeout, on_event, guard.check
+            out,
+            superlink,
+            submission,
+            experiment.server,
+            start_timeout,
+            on_event,
+            guard.check,
+            resume,
         ).until_end()
         wait_for(submission, FAREWELL_SECONDS)
 

@@ -57,7 +57,15 @@ def run_simulation(
         settings = federation_config(experiment, actors)
         command = workspace.submit_command("--federation-config", settings)
         submission = family.start("run", command)
-        Watch(out, superlink, submission, experiment.server, start_timeout, on_event).until_end()
+        Watch(
+            out,
+            superlink,
+            submission,
+            experiment.server,
+            start_timeout,
+            on_event,
+            resume=resume,
+        ).until_end()
         wait_for(submission, FAREWELL_SECONDS)
 
 

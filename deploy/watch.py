@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from blend_core.config import ServerConfig
 from blend_core.errors import BlendError, RunError, error_from_code
 from deploy.children import Child, read_log, telling_lines
 from deploy.events import Event, EventTail, OnEvent
-from deploy.relatives import is_running
+from deploy.relatives import PROC, is_running
 
 LOOK_SECONDS = 0.1
 # Between the death of a process and the last lines that it and others wrote.
 SETTLE_SECONDS = 1.0
+# After a ServerApp's end, for what it wrote to come here through the SuperLink.
+LAST_WORDS_SECONDS = 3.0
+# Flower's processes in which a ServerApp runs; Linux knows 15 characters of a name.
+APPS = ("flwr-serverapp", "flwr-simulation")
 # On top of the server's own deadlines, after which silence means that it hangs.
 SILENCE_SECONDS = 300.0
 
@@ -30,6 +35,7 @@ class Watch:
         start_timeout: seconds that the ServerApp may take to start.
         on_event: called with every event of the journal, and with warnings.
         check: called several times a second; raises when the run cannot go on.
+        resume: the run goes on in a folder that has events already.
     """
 
     def __init__(
@@ -41,8 +47,9 @@ class Watch:
         start_timeout: float,
         on_event: OnEvent,
         check: Callable[[], None] = lambda: None,
+        resume: bool = False,
     ) -> None:
-        self.tail = EventTail(out)
+        self.tail = EventTail(out, resume)
         self.superlink = superlink
         self.submission = submission
         self.start_timeout = start_timeout
@@ -50,6 +57,8 @@ class Watch:
         self.on_event = on_event
         self.check = check
         self.pid: int | None = None
+        # When the ServerApp was first seen to have ended before its first word.
+        self._died: float | None = None
         self._heard = time.monotonic()
 
     def until_end(self) -> None:
@@ -65,7 +74,8 @@ class Watch:
                 time.sleep(SETTLE_SECONDS)
                 if self._finished():
                     return
-                raise trouble
+                # Once more, for the log may say more by now.
+                raise self._trouble() or trouble
             self.check()
             time.sleep(LOOK_SECONDS)
 
@@ -88,6 +98,8 @@ class Watch:
         if self.pid is None:
             if not self.submission.running:
                 return RunError(f"the run did not start {self.submission.ending()}")
+            if self._app_has_died():
+                return RunError(f"the ServerApp ended at its start: {_why(self.submission)}")
             if silent > self.start_timeout:
                 lines = telling_lines(read_log(self.submission.log))
                 return RunError(
@@ -95,12 +107,22 @@ class Watch:
                     f"see {self.submission.log}"
                 )
         elif not is_running(self.pid):
-            return RunError(f"the ServerApp ended without a result {_how(self.submission)}")
+            return RunError(f"the ServerApp ended without a result: {_why(self.submission)}")
         elif silent > self.silence:
             return RunError(
                 f"the ServerApp has been silent for {silent:.0f} s; see {self.submission.log}"
             )
         return None
+
+    def _app_has_died(self) -> bool:
+        """Whether Flower's process with the ServerApp ended a while ago, without telling anybody.
+
+        Its SuperExec, a child of the SuperLink, does not wait for it, so it stays as a zombie.
+        Without /proc (macOS) `start_timeout` has to do.
+        """
+        if self._died is None and self.superlink.process.pid in map(_parent, _ended_apps()):
+            self._died = time.monotonic()
+        return self._died is not None and time.monotonic() - self._died > LAST_WORDS_SECONDS
 
 
 def warning(message: str) -> Event:
@@ -108,5 +130,32 @@ def warning(message: str) -> Event:
     return {"time": time.time(), "event": "warning", "message": message}
 
 
-def _how(submission: Child) -> str:
-    return f"({telling_lines(read_log(submission.log))}; see {submission.log})"
+def _why(submission: Child) -> str:
+    """Who is killed leaves no word, and what it said before is no reason."""
+    log = read_log(submission.log)
+    told = re.search("error|exception", log, re.IGNORECASE)
+    why = telling_lines(log) if told else "no error in its log, so it was killed (out of memory?)"
+    return f"{why}; see {submission.log}"
+
+
+def _ended_apps() -> Iterator[int]:
+    """Parents of the ServerApps' processes that have ended and that nobody has waited for."""
+    for stat in PROC.glob("[0-9]*/stat"):
+        name, state, parent = _facts(stat)
+        if name in APPS and state == "Z":
+            yield int(parent)
+
+
+def _parent(pid: int) -> int:
+    return int(_facts(PROC / str(pid) / "stat")[2])
+
+
+def _facts(stat: Path) -> tuple[str, str, str]:
+    """Name, state and parent of a process; nothing and parent 0 if there is none."""
+    try:
+        text = stat.read_text(errors="replace")
+    except OSError:
+        return "", "", "0"
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    state, parent, *_ = rest.split()
+    return name, state, parent

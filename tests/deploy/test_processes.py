@@ -20,7 +20,8 @@ from blend_core.errors import BlendError, ConfigError, FormationError, RunError
 from deploy import engine, relatives
 from deploy.children import Child, Family, telling_lines
 from deploy.engine import Workspace, free_ports, script
-from deploy.processes import _Nodes, child_name, node_configs, quoted
+from deploy.node_config import quoted
+from deploy.processes import _Nodes, child_name, node_configs
 from deploy.relatives import MARKER, is_running
 from deploy.watch import Watch
 
@@ -112,6 +113,7 @@ def test_flower_reads_the_run_config_back(workspace):
         "federation": "fed",
         "engine": "processes",
         "started": 12.5,
+        "resume": False,
     }
 
 
@@ -387,7 +389,8 @@ def test_a_stopped_run_leaves_no_process(config_file, tmp_path, number, code):
         run.kill()
     assert run.returncode == code
     if number != signal.SIGKILL:
-        assert errors == f"stopped by {number.name}\n"
+        kept = f"every finished round is kept: blend run --resume {out}"
+        assert errors.splitlines() == [f"stopped by {number.name}", kept]
         assert processes_of(out) == []
     assert until(lambda: not processes_of(out)), processes_of(out)
 
