@@ -120,7 +120,7 @@ def _split(
         return dirichlet(labels, test_labels, clients, params["alpha"], LEAST, seed), False
     if rule == "uniform-classes":
         each = params["classes_per_client"]
-        return uniform_classes(labels, test_labels, clients, each, seed), False
+        return uniform_classes(labels, test_labels, clients, each, seed, dataset.names), False
     if rule == "domain-dirichlet":
         if not dataset.domains:
             raise ConfigError(f"data.partition {rule}: {dataset.kind} has no domains")

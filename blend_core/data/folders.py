@@ -152,7 +152,7 @@ def examine(
     Args:
         data_dir: the site's folder.
         options: as for `load_folder`.
-        progress: called with the images decoded so far and their number, in any thread.
+        progress: called with the images begun so far and their number, in any thread.
 
     Raises:
         ConfigError: as `load_folder`.

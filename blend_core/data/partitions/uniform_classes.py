@@ -18,7 +18,7 @@ def uniform_classes(
     clients: int,
     classes_per_client: int,
     seed: int,
-    names: Sequence[str] = (),
+    names: Sequence[str],
 ) -> list[Split]:
     """Give every client some classes, and every class to as many clients as any other, +-1.
 
@@ -31,7 +31,7 @@ def uniform_classes(
         clients: number of clients, 1 or more.
         classes_per_client: exactly so many.
         seed: the partition seed.
-        names: class names by label, for messages; without them a class is called by its label.
+        names: class names by label, for messages.
 
     Returns:
         Per client, positions in `train_labels` and in `test_labels`.
@@ -63,9 +63,8 @@ def uniform_classes(
             pieces = cut(items.get(label, []), share, generator)
             # Rounded down, a share of few images can be none: the client would lack the class.
             if items is train and not all(pieces):
-                name = repr(names[label]) if names else label
                 raise ConfigError(
-                    f"{what}: class {name} has too few images ({len(items[label])}) for its "
+                    f"{what}: class {names[label]!r} has too few images ({len(items[label])}) for its "
                     f"{len(owners)} clients; set fewer clients or more shots"
                 )
             for client, piece in zip(owners, pieces, strict=True):

@@ -25,6 +25,7 @@ from blend_core.errors import ConfigError
 # 20 classes of 40 training and 12 test images, 5 coarse labels, 2 domains.
 TRAIN = [i % 20 for i in range(800)]
 TEST = [i % 20 for i in range(240)]
+NAMES = [f"class {k}" for k in range(20)]
 COARSE = [k % 5 for k in range(20)]
 DOMAINS = ["photo", "sketch"]
 
@@ -42,7 +43,7 @@ RULES: dict[str, Callable[[int], list[Split]]] = {
     "disjoint": lambda s: without_test(disjoint(TRAIN, 10, None, s)),
     "dirichlet": lambda s: dirichlet(TRAIN, TEST, 10, 0.5, 5, s),
     "domains": lambda s: domain_dirichlet(of_domains(TRAIN), of_domains(TEST), DOMAINS, 10, 0.5, s),
-    "uniform-classes": lambda s: uniform_classes(TRAIN, TEST, 10, 4, s),
+    "uniform-classes": lambda s: uniform_classes(TRAIN, TEST, 10, 4, s, NAMES),
     "coarse-label": lambda s: coarse_label(TRAIN, TEST, COARSE, 10, s),
     "pachinko": lambda s: pachinko(TRAIN, TEST, COARSE, 10, 0.3, s),
     "iid": lambda s: iid_full(800, 240, 10, s),
@@ -179,7 +180,7 @@ def test_every_client_has_exactly_its_number_of_classes_in_similar_shares() -> N
         # Two holders of 40 images: from 40 x 0.4 / 1.0 to 40 x 0.6 / 1.0.
         assert all(16 <= count <= 24 for count in counts.values())
     with pytest.raises(ConfigError, match=r"3 clients x 2 classes do not fit 20 classes"):
-        uniform_classes(TRAIN, TEST, 3, 2, 0)
+        uniform_classes(TRAIN, TEST, 3, 2, 0, NAMES)
 
 
 def test_a_class_too_small_for_its_holders_leaves_none_of_them_without_it() -> None:
