@@ -8,7 +8,8 @@ the value and what is allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import count
 from typing import Any, Literal, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
@@ -311,6 +312,15 @@ class EvaluationConfig(Section):
     )
 
 
+Aggregation = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum"]
+# Which rules read which settings.
+_RULE_READS = {
+    ("trimmed-mean",): ("trim",),
+    ("krum", "multi-krum"): ("malicious",),
+    ("multi-krum",): ("krum_keep",),
+}
+
+
 class ServerConfig(Section):
     """How the server samples and waits."""
 
@@ -346,7 +356,60 @@ class ServerConfig(Section):
         description="take only SuperNodes whose key was registered with the SuperLink by name; "
         "for federations over several machines",
     )
+    max_change_ratio: float | None = Field(
+        None,
+        ge=1.0,
+        le=1e6,
+        description="largest change believed of a client: L2 norm relative to the median of the "
+        "round's accepted changes (3 at least); unset: any",
+    )
+    aggregation: Aggregation = Field(
+        "mean",
+        description="mean: weighted by training images; the others withstand hostile clients and "
+        "count every client alike: a number of images is a claim",
+    )
+    trim: float = Field(
+        0.2,
+        gt=0.0,
+        lt=0.5,
+        description="trimmed-mean: share of the replies left out at either end of every value",
+    )
+    malicious: int = Field(
+        1, ge=1, description="krum, multi-krum: hostile clients in a round to withstand"
+    )
+    krum_keep: int | None = Field(
+        None,
+        ge=1,
+        description="multi-krum: replies that are averaged; unset: all but server.malicious",
+    )
     keep_checkpoints: int = Field(3, ge=1, description="newest round checkpoints to keep")
+
+    @property
+    def needed_replies(self) -> int:
+        """Accepted replies without which a round fails: the rule means nothing with fewer."""
+        rule = 1
+        if self.aggregation == "median":
+            rule = 3
+        elif self.aggregation == "trimmed-mean":
+            # Flower leaves out int(trim n) at either end: with fewer replies, none.
+            rule = next(n for n in count(3) if int(self.trim * n) >= 1)
+        elif self.aggregation in ("krum", "multi-krum"):
+            rule = 2 * self.malicious + 3  # Blanchard et al. 2017, proposition 4.2
+        if self.aggregation == "multi-krum":
+            rule = max(rule, (self.krum_keep or 0) + self.malicious)
+        return max(self.min_replies, rule)
+
+    @model_validator(mode="after")
+    def _check(self) -> ServerConfig:
+        for readers, names in _RULE_READS.items():
+            if self.aggregation not in readers:
+                _refuse_unread(self, names, f"aggregation {' or '.join(readers)}")
+        if self.aggregate_stale and self.aggregation != "mean":
+            raise ValueError(
+                f"aggregate_stale with aggregation {self.aggregation}: old uploads look hostile to "
+                "the rule; use one or the other"
+            )
+        return self
 
 
 class StateConfig(Section):
@@ -357,6 +420,63 @@ class StateConfig(Section):
         description="when a site has lost the private state of a round that counted: fail ends "
         "the run (exit code 3); cold-start goes on from what is left, marked in the results",
     )
+
+
+class PrivacyConfig(Section):
+    """Differential privacy of the shared tensors, for a client as a whole (docs/privacy.md)."""
+
+    kind: Literal["none", "central", "local"] = Field(
+        "none",
+        description="central: a trusted server clips and adds noise to the mean; local: every "
+        "site does, before anything leaves it",
+    )
+    clipping: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="central: adaptive follows a quantile of the changes' norms"
+    )
+    clipping_norm: float = Field(
+        1.0,
+        gt=0.0,
+        le=1e6,
+        description="largest L2 norm of a client's change, larger ones are scaled down; with "
+        "clipping adaptive the first round's",
+    )
+    clipping_quantile: float = Field(
+        0.5, gt=0.0, lt=1.0, description="adaptive: share of the changes that stay unclipped"
+    )
+    clipping_lr: float = Field(
+        0.2, gt=0.0, le=1.0, description="adaptive: how fast the norm follows, in log units"
+    )
+    noise_multiplier: float = Field(
+        1.0,
+        gt=0.0,
+        le=1e6,
+        description="deviation of the noise relative to the most that one client can change: "
+        "clipping_norm in the sum (central), twice that in its upload (local)",
+    )
+    delta: float = Field(
+        1e-5,
+        ge=1e-10,
+        lt=1.0,
+        description="of (epsilon, delta); below 1 / clients",
+    )
+    target_epsilon: float | None = Field(
+        None, gt=0.0, le=1e6, description="training stops before it is exceeded; unset: never"
+    )
+    noise_from: Literal["secret", "seed"] = Field(
+        "secret",
+        description="secret: a key drawn once and kept beside the checkpoints or the site's "
+        "state; seed: the run's seed, which everybody knows: for experiments, protects nobody",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> PrivacyConfig:
+        if self.clipping == "adaptive" and self.kind == "local":
+            raise ValueError("clipping adaptive is for kind central: sites see no other's norm")
+        if self.clipping != "adaptive" or self.kind == "none":
+            _refuse_unread(self, ("clipping_quantile", "clipping_lr"), "clipping adaptive")
+        if self.kind == "none":
+            _refuse_unread(self, set(type(self).model_fields) - {"kind"}, "kind central or local")
+        return self
 
 
 class Experiment(Section):
@@ -374,6 +494,7 @@ class Experiment(Section):
     evaluation: EvaluationConfig = Field(default_factory=lambda: EvaluationConfig())
     server: ServerConfig = Field(default_factory=lambda: ServerConfig())
     state: StateConfig = Field(default_factory=lambda: StateConfig())
+    privacy: PrivacyConfig = Field(default_factory=lambda: PrivacyConfig())
 
     @model_validator(mode="before")
     @classmethod
@@ -408,6 +529,13 @@ class Experiment(Section):
                 f"server.min_replies ({self.server.min_replies}) exceeds the {asked} clients of a "
                 f"round (clients {self.clients}, server.fraction {self.server.fraction})"
             )
+        if self.server.needed_replies > asked:
+            raise ValueError(
+                f"server.aggregation {self.server.aggregation} needs {self.server.needed_replies} "
+                f"replies, a round has {asked} clients (clients {self.clients}, server.fraction "
+                f"{self.server.fraction}); more clients, or another rule"
+            )
+        self._check_privacy()
         every = self.evaluation.every > 0 and asked == self.clients
         if self.evaluation.select == "best-local-test" and not every:
             raise ValueError(
@@ -415,6 +543,38 @@ class Experiment(Section):
                 "server.fraction 1, or there is no round to choose from"
             )
         return self
+
+    def _check_privacy(self) -> None:
+        """Refuse what would make the printed epsilon untrue."""
+        if self.privacy.kind == "none":
+            return
+        from blend_core.accounting import epsilon
+        from blend_core.methods import method_class
+
+        target, noise = self.privacy.target_epsilon, self.privacy.noise_multiplier
+        if self.privacy.delta * self.clients >= 1.0:
+            raise ValueError(
+                f"privacy.delta {self.privacy.delta:g} must be below 1 / clients = "
+                f"{1 / self.clients:g}, or it allows to give one client away"
+            )
+        if target is not None and (one := epsilon(noise, 1, self.privacy.delta)) > target:
+            raise ValueError(
+                f"privacy.target_epsilon {target:g}: one round alone spends {one:.3g}; raise "
+                f"privacy.noise_multiplier ({noise:g}) or the target"
+            )
+        if self.privacy.kind != "central":
+            return
+        why = None
+        if self.server.aggregation != "mean":
+            why = f"server.aggregation {self.server.aggregation}: its noise is that of a mean"
+        elif self.server.aggregate_stale:
+            why = "server.aggregate_stale: an old upload would be spent again in every round"
+        elif self.server.max_change_ratio is not None:
+            why = "server.max_change_ratio: one client's change would decide about others'"
+        elif method_class(self.method.name).keeps_uploads:
+            why = f"method {self.method.name}: it sends clients' uploads to others without noise"
+        if why is not None:
+            raise ValueError(f"privacy.kind central does not go with {why}; use local, or leave it")
 
     @property
     def fewshot_seed(self) -> int:
@@ -429,6 +589,13 @@ class Experiment(Section):
     def to_json(self) -> dict[str, Any]:
         """The resolved experiment as plain JSON data."""
         return self.model_dump(mode="json")
+
+
+def _refuse_unread(section: Section, names: Collection[str], reader: str) -> None:
+    """Refuse settings that nothing reads. Raises ValueError, in one line."""
+    for name in sorted(names):
+        if (value := getattr(section, name)) != type(section).model_fields[name].default:
+            raise ValueError(f"{name} {value} is for {reader}; leave it out")
 
 
 def clients_per_round(fraction: float, clients: int) -> int:

@@ -148,6 +148,17 @@ def flatten(tensors: Mapping[str, npt.NDArray[Any]]) -> FloatArray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype="<f4")
 
 
+def shaped(vector: npt.NDArray[Any], like: Mapping[str, npt.NDArray[Any]]) -> Tensors:
+    """Inverse of `flatten`: a vector [P] as tensors with the names and shapes of `like`."""
+    tensors: Tensors = {}
+    start = 0
+    for name in sorted(like):
+        end = start + like[name].size
+        tensors[name] = vector[start:end].reshape(like[name].shape).astype(np.float32)
+        start = end
+    return tensors
+
+
 def _pack(message: Request | Reply) -> tuple[str, FloatArray]:
     return header_of(message), flatten(message.tensors)
 

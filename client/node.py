@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +43,9 @@ from blend_core.methods.base import Method, require_finite, restore, snapshot
 from blend_core.state import Generations, StateError, tensors_sha256
 from blend_core.training import local_update
 from blend_core.weights import weights_sha256
+from client.ledger import Ledger
+from client.policy import site_policy
+from client.privacy import outgoing
 from client.site import Site
 
 logger = logging.getLogger("blend.node")
@@ -63,21 +68,31 @@ class Node:
     def __init__(self, site: Site, federation: str) -> None:
         self.site = site
         self.generations = Generations(site.folder(federation))
+        self.ledger = Ledger(site.folder(federation), federation)
         self._loaded: tuple[str, _Loaded] | None = None
 
     def handle(self, request: Request) -> Reply:
         """Answer a request; what goes wrong comes back as the reply's error, in one line."""
         answer = {"join": self.join, "train": self.train, "evaluate": self.evaluate}
         try:
-            return answer[request.kind](request)
+            reply = answer[request.kind](request)
         except Exception as error:
-            known = isinstance(error, BlendError)
-            logger.error("%s: %s", self.site.name, described(error), exc_info=not known)
-            told = self.site.for_outside(error)
-            reply = failure(request.kind, request.round, self.site.name, told)
-            if isinstance(error, LostStateError):
-                reply.statistics["state"] = "lost"
-            return reply
+            reply = self._failure(request, error)
+        try:
+            self.ledger.append(request, reply)
+        except Exception as error:
+            # What cannot be written down does not leave.
+            reply = self._failure(request, error)
+        return reply
+
+    def _failure(self, request: Request, error: Exception) -> Reply:
+        known = isinstance(error, BlendError)
+        logger.error("%s: %s", self.site.name, described(error), exc_info=None if known else error)
+        told = self.site.for_outside(error)
+        reply = failure(request.kind, request.round, self.site.name, told)
+        if isinstance(error, LostStateError):
+            reply.statistics["state"] = "lost"
+        return reply
 
     def train(self, request: Request) -> Reply:
         """One round of this client."""
@@ -91,23 +106,28 @@ class Node:
         if request.evaluate:
             statistics |= self._evaluate(loaded, method)
         start = time.time()
-        statistics["training"] = local_update(
-            method,
-            loaded.data,
-            loaded.base,
-            loaded.experiment.train,
-            loaded.experiment.seed,
-            self.site.name,
-            request.round,
-            loaded.experiment.rounds,
-        )
+        with _enough_memory(loaded.experiment, self.site.name):
+            statistics["training"] = local_update(
+                method,
+                loaded.data,
+                loaded.base,
+                loaded.experiment.train,
+                loaded.experiment.seed,
+                self.site.name,
+                request.round,
+                loaded.experiment.rounds,
+            )
         statistics["train_span"] = [start, time.time()]
         private, shared = snapshot(method.private()), snapshot(method.shared())
         kept = {f"{UPLOAD}{n}": v for n, v in shared.items()} if method.keeps_uploads else {}
         # Durable before the reply: the server may commit the round as soon as it hears of it.
         self.generations.save(request.round, {**private, **kept}, loaded.state_header)
         statistics["private_sha256"] = tensors_sha256(private)
-        return self._reply(request, loaded, statistics, shared)
+        # Also on a round that is done again: the same noise, drawn from the site's own key.
+        sent = outgoing(
+            shared, request.shared, loaded.experiment, self.generations.folder, self.site.name
+        )
+        return self._reply(request, loaded, statistics, sent)
 
     def evaluate(self, request: Request) -> Reply:
         """Evaluate the newest shared part with this client's own private part."""
@@ -223,15 +243,20 @@ class Node:
 
     def _load(self, request: Request) -> _Loaded:
         """Backbone, images, prompts and method of the experiment; once per experiment."""
+        policy = site_policy(self.site)
         key = json.dumps(request.experiment, sort_keys=True)
         if self._loaded is None or self._loaded[0] != key:
             experiment = parse_experiment(request.experiment)
+            policy.require(experiment, self.site)  # Before anything is opened that it names.
             self._loaded = (key, _Loaded(experiment, self.site))
         else:
+            policy.require(self._loaded[1].experiment, self.site)
             self._loaded[1].refresh()
+        loaded = self._loaded[1]
+        policy.require_loaded(self.site, loaded.state_header["backbone"], loaded.train_images)
         # The number of threads changes the order of sums, so nobody's environment decides it.
-        torch.set_num_threads(self._loaded[1].experiment.train.threads)
-        return self._loaded[1]
+        torch.set_num_threads(loaded.experiment.train.threads)
+        return loaded
 
 
 class _Loaded:
@@ -267,7 +292,7 @@ class _Loaded:
         experiment, site = self.experiment, self._site
         stamp = ""
         if experiment.data.kind == "folders" and site.data_dir is not None:
-            stamp = site_stamp(site.data_dir)
+            stamp = site_stamp(site.data_dir, site.folder_options(experiment).holdout_file)
         if stamp == self._stamp:
             return
         memory = experiment.data.image_memory if site.image_memory is None else site.image_memory
@@ -309,6 +334,26 @@ class _Loaded:
             return base, method.tokenize(new, template) if new else None
         except ConfigError as error:  # The names are the site's, not the server's.
             raise SiteError(f"E11 {error}") from None
+
+
+@contextmanager
+def _enough_memory(experiment: Experiment, client: str) -> Iterator[None]:
+    """Turn every way in which memory runs out into one line that says what to set.
+
+    Raises:
+        RunError: memory ran out. The round can be done again.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch has an error of its own for GPUs, and none for processors.
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and "allocate memory" not in str(error):
+            raise
+        raise RunError(
+            f"{client}: out of memory in training; set train.batch_size below "
+            f"{experiment.train.batch_size}, train.precision=bf16 or a smaller backbone.text_chunk"
+        ) from error
 
 
 def _require_round(request: Request, rounds: int) -> None:

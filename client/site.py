@@ -36,6 +36,7 @@ KEYS = (
     "image-memory",
     "worker-idle",
     "verbose-errors",
+    "policy",
 )
 LABEL_SPACES = ("node", "federation")
 MAX_IDLE = 604_800.0
@@ -62,6 +63,7 @@ class Site:
         worker_idle: seconds without a message after which the worker ends, up to a week.
         verbose_errors: tell the server class names and paths in error messages. Right only where
             server and sites are one machine and one person's.
+        policy: absolute file that says what a server may ask of this site; None: anything.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Site:
     skip_bad: bool | None = None
     strict: bool = False
     image_memory: float | None = None
+    policy: Path | None = None
 
     def for_outside(self, error: Exception) -> BlendError:
         """What a server may know of this site's trouble; the rest is for the site's own log.
@@ -165,7 +168,7 @@ class Site:
         given = _text(node_config, "client-name")
         if name is None and given is None and partition is not None:
             name = client_name(partition, partitions)
-        state_dir = _folder(node_config, "state-dir") or default_state_dir
+        state_dir = _path(node_config, "state-dir") or default_state_dir
         if state_dir is None:
             raise ConfigError(
                 "node config state-dir: missing; name a folder that survives restarts, "
@@ -174,7 +177,7 @@ class Site:
         return cls(
             name=checked_name("node config client-name", name if name is not None else given),
             state_dir=_absolute(state_dir),
-            data_dir=_folder(node_config, "data-dir"),
+            data_dir=_path(node_config, "data-dir"),
             partition=partition,
             label_space=label_space,
             worker_idle=_idle(node_config),
@@ -184,6 +187,7 @@ class Site:
             skip_bad=_flag(node_config, "skip-bad"),
             strict=_flag(node_config, "strict") or False,
             image_memory=_memory(node_config),
+            policy=_path(node_config, "policy"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -194,7 +198,7 @@ class Site:
     def from_json(cls, data: Mapping[str, Any]) -> Site:
         """Inverse of `to_json`."""
         fields = dict(data)
-        for key in ("state_dir", "data_dir"):
+        for key in ("state_dir", "data_dir", "policy"):
             if fields.get(key) is not None:
                 fields[key] = Path(fields[key])
         return cls(**fields)
@@ -226,7 +230,7 @@ def _text(config: Mapping[str, Scalar], key: str) -> str | None:
     return value
 
 
-def _folder(config: Mapping[str, Scalar], key: str) -> Path | None:
+def _path(config: Mapping[str, Scalar], key: str) -> Path | None:
     text = _text(config, key)
     return None if text is None else _absolute(text)
 

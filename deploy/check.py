@@ -25,6 +25,11 @@ def check(experiment: Experiment) -> None:
 
     if client_names(experiment) is None:
         raise ConfigError("data.kind = 'folders' needs data.root, the folder of all sites")
+    if experiment.server.require_keys:
+        raise ConfigError(
+            "server.require_keys: blend run starts its own SuperNodes, which have no keys; leave "
+            "it out, or submit the run with flwr run (docs/deployment.md)"
+        )
     require_data(experiment)
     require_source(experiment.backbone)
     method = build_method(experiment.method, _described(experiment.backbone), experiment.seed)

@@ -25,6 +25,7 @@ from deploy.signals import uninterrupted
 
 # Seconds. Flower's processes hold nothing that could be lost, but say good-bye to each other.
 OWN_PATIENCE = 1.0
+FAILED_PATIENCE = 2.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # The last line of a traceback; then what programs write when something is wrong.
 _TELLING = (
@@ -108,6 +109,8 @@ class Family:
         trace: TracebackType | None,
     ) -> None:
         with uninterrupted():
+            if error is not None:  # A failed run has nothing to wait for: its files are whole.
+                self.patience = min(self.patience, FAILED_PATIENCE)
             self.stop()
             if self.scratch is not None:
                 shutil.rmtree(self.scratch, ignore_errors=True)

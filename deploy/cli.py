@@ -26,6 +26,7 @@ from deploy.keys import keys
 from deploy.options import MANIFEST, Debug, Engine, Overrides
 from deploy.reproduce import reproduce
 from deploy.signals import Interrupted, interruptible, uninterrupted
+from deploy.site import site
 from deploy.sweep import sweep
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ for command in (sweep, compare, reproduce, doctor):
 app.add_typer(bench)
 app.add_typer(data)
 app.add_typer(keys)
+app.add_typer(site)
 
 
 def show(folder: Path, console: Console) -> None:

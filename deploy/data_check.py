@@ -47,7 +47,7 @@ def check(
     ] = None,
     holdout: Annotated[
         float,
-        typer.Option(min=0.0, max=0.99, help="Share for tests, if there are no test images."),
+        typer.Option(help="Share for tests, from 0, below 1, if there are no test images."),
     ] = 0.0,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Unreadable images are left out, and no error.")
@@ -76,6 +76,8 @@ def check(
         from blend_core.config import BackboneConfig
         from blend_core.data.folders import FolderOptions
 
+    if not 0 <= holdout < 1:
+        raise ConfigError(f"--holdout {holdout}: must be a share from 0, below 1, e.g. 0.2")
     described = Backbone.describe(BackboneConfig(name=backbone))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     names = () if classes is None else _listed(classes)

@@ -65,6 +65,8 @@ def partition(
 
 def _require_unused(out: Path) -> None:
     """Refuse a folder that has a partition, before one is dealt for it."""
+    if os.path.lexists(out) and not os.path.isdir(out):
+        raise ConfigError(f"--out {out}: is no folder; name another one")
     for name in (MANIFEST, PICTURE):
         if os.path.lexists(out / name):
             raise ConfigError(f"--out {out}: has a {name} already; name another folder")

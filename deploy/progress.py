@@ -74,6 +74,9 @@ class Progress:
         self.done = int(event["round"])
         return [(f"resumed after round {self.done} of {event['of']}", True)]
 
+    def _on_stopped(self, event: Event) -> list[tuple[str, bool]]:
+        return [(f"training stopped after round {event['round']}: {event['reason']}", True)]
+
     def _on_state_lost(self, event: Event) -> list[tuple[str, bool]]:
         return [(f"{self._when(event)}: {event['client']} {event['reason']}", True)]
 

@@ -34,7 +34,7 @@ def print_results(results: Results, path: Path, console: Console) -> None:
     if method != "zero-shot":
         summaries[method] = {**results["final"], "best_on_test": results.get("best_on_test")}
     console.print(metrics_table(summaries))
-    for line in (*_left_out(results), *_remarks(results)):
+    for line in (*_left_out(results), *_remarks(results), *_noise(results), *_refused(results)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(costs_table(results))
     seconds = results["seconds"]
@@ -121,6 +121,50 @@ def _remarks(results: Results) -> list[str]:
             "chosen on test images: no result"
         )
     return lines
+
+
+def _noise(results: Results) -> list[str]:
+    """What differential privacy cost; nothing is said of it where there is no noise."""
+    spent = results.get("privacy")
+    if spent is None:
+        return []
+    sampling = spent["sampling"]
+    norm = f"clipping norm {spent['clipping_norm']:.3g} ({spent['clipping']})"
+    lines = [
+        f"{spent['kind']} differential privacy: epsilon {spent['epsilon']:.3g} at delta "
+        f"{spent['delta']:g} ({spent['epsilon_per_round']:.3g} a round), {norm}, noise multiplier "
+        f"{spent['noise_multiplier']:g}, sampling fraction {sampling['fraction']:g}, at most "
+        f"{sampling['most_rounds_of_a_client']} rounds of a client",
+        f"epsilon covers {spent['covers']}",
+    ]
+    if spent["noise_from"] == "seed":
+        lines.append("the noise follows from the run's seed (privacy.noise_from): nobody is safe")
+    if spent["stopped"]:
+        done, of = len(results["rounds"]), results["config"]["rounds"]
+        lines.append(f"stopped after {done} of {of} rounds: {spent['stopped']}")
+    return lines
+
+
+def _refused(results: Results) -> list[str]:
+    """Whose replies did not count, and the rule that the others went through."""
+    lines = []
+    if (rule := results.get("aggregation", "mean")) != "mean":
+        lines.append(f"aggregation: {rule}, every client alike")
+    for client, found in sorted(results.get("refusals", {}).items()):
+        parts = [
+            f"{status} in {len(found[status])} of {len(results['rounds'])} rounds "
+            f"({_listed(found[status])})"
+            for status in ("refused", "absent")
+            if found[status]
+        ]
+        often = max(found["reasons"].items(), key=lambda item: item[1])[0]
+        lines.append(f"{client}: {', '.join(parts)}: {often}")
+    return lines
+
+
+def _listed(rounds: list[int]) -> str:
+    """At most five rounds by number."""
+    return ", ".join(map(str, rounds[:5])) + (", ..." if len(rounds) > 5 else "")
 
 
 def _left_out(results: Results) -> list[str]:

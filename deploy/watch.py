@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from blend_core.config import ServerConfig
@@ -20,6 +20,9 @@ SETTLE_SECONDS = 1.0
 LAST_WORDS_SECONDS = 3.0
 # Flower's processes in which a ServerApp runs; Linux knows 15 characters of a name.
 APPS = ("flwr-serverapp", "flwr-simulation")
+RAY = ("raylet", "gcs_server")
+# A look through all processes costs some milliseconds.
+RAY_LOOK_SECONDS = 1.0
 # On top of the server's own deadlines, after which silence means that it hangs.
 SILENCE_SECONDS = 300.0
 
@@ -59,6 +62,8 @@ class Watch:
         self.pid: int | None = None
         # When the ServerApp was first seen to have ended before its first word.
         self._died: float | None = None
+        self._ray = False
+        self._looked = 0.0
         self._heard = time.monotonic()
 
     def until_end(self) -> None:
@@ -74,8 +79,7 @@ class Watch:
                 time.sleep(SETTLE_SECONDS)
                 if self._finished():
                     return
-                # Once more, for the log may say more by now.
-                raise self._trouble() or trouble
+                raise trouble
             self.check()
             time.sleep(LOOK_SECONDS)
 
@@ -86,6 +90,7 @@ class Watch:
             self.on_event(event)
             if event["event"] == "started":
                 self.pid = int(event["pid"])
+                self._ray = event.get("engine") == "simulation"
             if event["event"] == "failed":
                 raise error_from_code(str(event["message"]), int(event["exit_code"]))
             finished = finished or event["event"] == "finished"
@@ -106,6 +111,8 @@ class Watch:
                     f"the ServerApp did not start within {self.start_timeout:.0f} s: {lines}; "
                     f"see {self.submission.log}"
                 )
+        elif (dead := self._dead_part_of_ray(self.pid)) is not None:
+            return RunError(f"Ray's process {dead} ended, killed from outside or out of memory")
         elif not is_running(self.pid):
             return RunError(f"the ServerApp ended without a result: {_why(self.submission)}")
         elif silent > self.silence:
@@ -120,9 +127,20 @@ class Watch:
         Its SuperExec, a child of the SuperLink, does not wait for it, so it stays as a zombie.
         Without /proc (macOS) `start_timeout` has to do.
         """
-        if self._died is None and self.superlink.process.pid in map(_parent, _ended_apps()):
+        link = self.superlink.process.pid
+        if self._died is None and any(_parent(executor) == link for _, executor in _ended(APPS)):
             self._died = time.monotonic()
         return self._died is not None and time.monotonic() - self._died > LAST_WORDS_SECONDS
+
+    def _dead_part_of_ray(self, driver: int) -> str | None:
+        """Name of a process that Ray cannot do without and that has ended; None: all is well.
+
+        Ray itself finds out after 20 to 60 seconds. Its parts are children of the driver.
+        """
+        if not self._ray or time.monotonic() - self._looked < RAY_LOOK_SECONDS:
+            return None
+        self._looked = time.monotonic()
+        return next((name for name, parent in _ended(RAY) if parent == driver), None)
 
 
 def warning(message: str) -> Event:
@@ -138,12 +156,12 @@ def _why(submission: Child) -> str:
     return f"{why}; see {submission.log}"
 
 
-def _ended_apps() -> Iterator[int]:
-    """Parents of the ServerApps' processes that have ended and that nobody has waited for."""
+def _ended(names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Name and parent of processes of these names that have ended and nobody has waited for."""
     for stat in PROC.glob("[0-9]*/stat"):
         name, state, parent = _facts(stat)
-        if name in APPS and state == "Z":
-            yield int(parent)
+        if name in names and state == "Z":
+            yield name, int(parent)
 
 
 def _parent(pid: int) -> int:

@@ -1,12 +1,52 @@
-"""The weighted mean of uploads, exact in its order."""
+"""From the round's uploads to new shared tensors: by the exact mean or by a rule of Flower's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
-from blend_core.messages import Tensors
+from blend_core.config import Experiment
+from blend_core.messages import Tensors, flatten, shaped
+from server.budget import Budget
+
+
+def aggregate(
+    experiment: Experiment,
+    round: int,
+    shared: Tensors,
+    uploads: Mapping[str, Tensors],
+    images: Mapping[str, int],
+    asked: int,
+    budget: Budget,
+    folder: Path,
+) -> Tensors:
+    """The new shared tensors, by `server.aggregation` and `privacy`.
+
+    Args:
+        experiment: the resolved experiment.
+        round: number of the round.
+        shared: what clients were sent.
+        uploads: client -> shared tensors; the same names and shapes for all, at least one.
+        images: client -> number of training images, positive; read by the mean alone.
+        asked: clients that were asked in this round.
+        budget: holds the clipping norm; adaptive clipping moves it.
+        folder: of the run, for the key of the server's noise.
+    """
+    protected = experiment.privacy.kind == "central"
+    if experiment.server.aggregation == "mean" and not protected:
+        return weighted_mean(uploads, images)
+    from server.flower_rules import central, robust
+
+    before = flatten(shared).astype(np.float64)
+    changes = [flatten(uploads[client]).astype(np.float64) - before for client in sorted(uploads)]
+    if protected:
+        norm = budget.clipping_norm
+        change, budget.clipping_norm = central(changes, asked, experiment, norm, round, folder)
+    else:
+        change = robust(changes, experiment.server)
+    return shaped(before + change, shared)
 
 
 def weighted_mean(uploads: Mapping[str, Tensors], images: Mapping[str, int]) -> Tensors:

@@ -12,6 +12,7 @@ from blend_core.errors import ConfigError
 from blend_core.report.runs import RESULTS
 from blend_core.settings import experiment_from_run_config
 from server.checkpoints import Checkpoints
+from server.identity import Identities
 from server.strategy import Coordinator
 from server.transport import FlowerTransport
 
@@ -35,7 +36,13 @@ def main(grid: Grid, context: Context) -> None:
         raise ConfigError("resume = true: needs out, the folder of the run that is to go on")
     if not resume and ((out / RESULTS).exists() or Checkpoints(out).exist()):
         raise ConfigError(f"out = {out}: holds another run; name a new folder, or resume=true")
-    transport = FlowerTransport(grid)
+    transport = FlowerTransport(grid, Identities(out, experiment.server.require_keys))
     # Flower shows what a ServerApp prints to whoever streams the run's log.
     echo = functools.partial(print, flush=True)
-    Coordinator(experiment, transport, out, federation, engine, started, echo, resume).run()
+    coordinator = Coordinator(experiment, transport, out, federation, engine, started, echo, resume)
+
+    def refused(who: str, reason: str) -> None:
+        coordinator.journal.write("refused", round=0, client=who, reason=reason)
+
+    transport.on_refused = refused
+    coordinator.run()

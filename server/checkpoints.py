@@ -19,6 +19,7 @@ FREE = {
     "server.formation_timeout",
     "server.round_timeout",
     "server.keep_checkpoints",
+    "server.require_keys",
     "state.on_missing",
 }
 # In front of the names of clients' uploads, in the file.
@@ -70,6 +71,10 @@ class Checkpoints:
     def exist(self) -> bool:
         """Whether there is any, damaged or not."""
         return bool(self.generations.rounds())
+
+    def finished_round(self) -> int:
+        """The newest round that has one; 0 if there is none yet."""
+        return max(self.generations.rounds(), default=0)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write one durably. Raises `StateError`; older ones are untouched."""

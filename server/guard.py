@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -82,6 +82,43 @@ def disagreement(reply: Reply, first: Reply, manifest: str | None) -> str | None
     return None
 
 
+def outliers(
+    replies: Mapping[str, Reply], requests: Mapping[str, Request], limits: ServerConfig
+) -> dict[str, str]:
+    """Which accepted replies changed the shared tensors far more than the others, and why.
+
+    Judged when all replies of a round are in, so their order decides nothing.
+
+    Args:
+        replies: client -> a reply that `refusal` has passed.
+        requests: client -> what it was asked.
+        limits: `max_change_ratio`; unset: nobody is an outlier.
+
+    Returns:
+        client -> reason. Nobody, with fewer than 3 replies or if most changed nothing.
+    """
+    trained = {c: r for c, r in sorted(replies.items()) if r.kind == "train"}
+    if limits.max_change_ratio is None or len(trained) < 3:
+        return {}
+    norms = {c: _change(requests[c].shared, r.shared) for c, r in trained.items()}
+    middle = float(np.median(list(norms.values())))
+    if middle == 0.0:
+        return {}
+    bound = limits.max_change_ratio * middle
+    return {
+        client: f"it changed the shared tensors by {norm:.3g} (L2 norm), the median of the round "
+        f"is {middle:.3g}, allowed are {bound:.3g} (server.max_change_ratio)"
+        for client, norm in norms.items()
+        if norm > bound
+    }
+
+
+def _change(sent: Tensors, received: Tensors) -> float:
+    """L2 norm of the difference of all shared tensors."""
+    before, after = flatten(sent).astype(np.float64), flatten(received).astype(np.float64)
+    return float(np.linalg.norm(after - before))
+
+
 def _tensors_refusal(shared: Tensors, sent: Tensors, limits: ServerConfig) -> str | None:
     missing, extra = sorted(set(sent) - set(shared)), sorted(set(shared) - set(sent))
     if missing:
@@ -96,10 +133,9 @@ def _tensors_refusal(shared: Tensors, sent: Tensors, limits: ServerConfig) -> st
         # A sum is finite only if every value is, and needs no temporary array.
         if not math.isfinite(float(value.sum(dtype=np.float64))):
             return f"{name} holds values that are not finite"
-    before, after = flatten(sent).astype(np.float64), flatten(shared).astype(np.float64)
-    change = float(np.linalg.norm(after - before))
+    change = _change(sent, shared)
     # A set that was sent as zeros must be able to move.
-    bound = limits.max_change * max(float(np.linalg.norm(before)), 1.0)
+    bound = limits.max_change * max(float(np.linalg.norm(flatten(sent).astype(np.float64))), 1.0)
     if change > bound:
         return f"it changed the shared tensors by {change:.3g} (L2 norm), allowed are {bound:.3g}"
     return None

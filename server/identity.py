@@ -90,13 +90,17 @@ def fingerprint(public_key: bytes) -> str:
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
 
     pem = public_key.startswith(b"-----")
     load = serialization.load_pem_public_key if pem else serialization.load_ssh_public_key
     try:
-        digest = serialization.ssh_key_fingerprint(load(public_key), hashes.SHA256())
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        key = load(public_key)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("no EC key")
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"not a public key: {described(error)}") from None
+    digest = serialization.ssh_key_fingerprint(key, hashes.SHA256())
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 

@@ -21,6 +21,7 @@ from blend_core.metrics import (
 from blend_core.report.runs import RESULTS
 from blend_core.state import tensors_sha256, write_json_atomic
 from blend_core.weights import TINY
+from server.budget import Budget
 
 SHAPES_NOTE = "rendered shapes, tiny model: not comparable with the papers' numbers"
 
@@ -66,6 +67,7 @@ class Record:
         self.before = 0.0
         # Clients that went on without the private state of their last round that counted.
         self.cold_starts: list[dict[str, Any]] = []
+        self.budget = Budget(experiment)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run must know of the rounds so far, as JSON data."""
@@ -78,6 +80,7 @@ class Record:
             },
             "seconds": {**self.seconds, "total": self.total()},
             "cold_starts": self.cold_starts,
+            "budget": self.budget.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -91,6 +94,7 @@ class Record:
         self.seconds = {key: state["seconds"][key] for key in self.seconds}
         self.before = state["seconds"]["total"]
         self.cold_starts = list(state["cold_starts"])
+        self.budget.restore(state["budget"])
 
     def total(self) -> float:
         """Seconds of the run, without those between its end and its resumption."""
@@ -153,6 +157,7 @@ class Record:
                 row |= {"status": problems[client].status, "reason": problems[client].reason}
             rows.append(row)
         self.rounds.append({"round": round, "seconds": window[1] - start, "clients": rows})
+        self.budget.spend(requests)
         counts = {c: r.statistics["counts"] for c, r in replies.items() if "counts" in r.statistics}
         metrics = federation_metrics(counts)
         self._keep(round - 1, counts, metrics)
@@ -219,6 +224,8 @@ def write_results(out: Path, record: Record, shared: Tensors, partition: Manifes
     # A manifest was dealt by seeds of its own, which may not be known here.
     own: Mapping[str, Any] = how or {}
     elsewhere = how is None and experiment.data.manifest is not None
+    # Sites' own images are not drawn or dealt by anybody.
+    elsewhere = elsewhere or experiment.data.kind == "folders"
     chosen = None
     if experiment.evaluation.select == "best-local-test":
         chosen = best_on_test(record.evaluations, record.final)
@@ -260,6 +267,9 @@ def write_results(out: Path, record: Record, shared: Tensors, partition: Manifes
         ],
         "clients_without_test": without,
         "clients_not_evaluated": record.not_evaluated,
+        "aggregation": experiment.server.aggregation,
+        "privacy": record.budget.report(),
+        "refusals": _refusals(record.rounds),
         "bytes_per_round": {
             "up": {row["client"]: row.get("bytes_up", 0) for row in last},
             "down": {row["client"]: row["bytes_down"] for row in last},
@@ -272,6 +282,17 @@ def write_results(out: Path, record: Record, shared: Tensors, partition: Manifes
     path = out / RESULTS
     write_json_atomic(path, results)
     return path
+
+
+def _refusals(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Client -> in which rounds it was refused or absent, and how often for which reason."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in (dict(row, round=r["round"]) for r in rounds for row in r["clients"]):
+        if row["status"] != "accepted":
+            entry = found.setdefault(row["client"], {"refused": [], "absent": [], "reasons": {}})
+            entry[row["status"]].append(row["round"])
+            entry["reasons"][row["reason"]] = entry["reasons"].get(row["reason"], 0) + 1
+    return found
 
 
 def _summary(counts: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]:

@@ -33,9 +33,9 @@ from blend_core.methods.base import Method, snapshot
 from blend_core.names import is_plain_name
 from blend_core.randomness import numpy_generator
 from blend_core.state import lock_folder
-from server.aggregation import weighted_mean
+from server.aggregation import aggregate
 from server.checkpoints import Checkpoint, Checkpoints, require_same
-from server.guard import disagreement, refusal
+from server.guard import disagreement, outliers, refusal
 from server.journal import Journal
 from server.results import Problem, Record, write_results
 
@@ -143,6 +143,8 @@ class Coordinator:
         self.form()
         if self.method.trains:
             for round in range(done + 1, experiment.rounds + 1):
+                if not self._affordable(round):
+                    break
                 shared = self.round(round, shared)
         self.final_evaluation(shared)
         self.record.resumed_after = self.resumed_after
@@ -242,7 +244,7 @@ class Coordinator:
         """One round: sample, ask, guard, average, checkpoint. Returns the new shared tensors.
 
         Raises:
-            RunError: fewer acceptable replies than `server.min_replies`; names every client's
+            RunError: fewer acceptable replies than `server.needed_replies`; names every client's
                 reason (a `SiteError` if all of them are sites whose data or state is unusable).
         """
         start = time.time()
@@ -254,9 +256,11 @@ class Coordinator:
             "round", round=round, of=self.experiment.rounds, asked=len(clients), clients=clients
         )
         replies, problems = self._collect(requests)
-        least = self.experiment.server.min_replies
-        if len(replies) < least:
-            what = f"{len(replies)} acceptable replies, server.min_replies = {least}"
+        server = self.experiment.server
+        if len(replies) < server.needed_replies:
+            what = f"{len(replies)} acceptable replies, server.min_replies = {server.min_replies}"
+            if server.needed_replies > server.min_replies:
+                what += f", aggregation {server.aggregation} needs {server.needed_replies}"
             raise _failure(f"round {round}: {what}", problems)
         uploads = {client: reply.shared for client, reply in replies.items()}
         stale = self.experiment.server.aggregate_stale
@@ -266,7 +270,10 @@ class Coordinator:
         images = {c: self.members[c].train_images for c in averaged} | {
             c: reply.train_images for c, reply in replies.items()
         }
-        shared = weighted_mean(averaged, images)
+        budget = self.record.budget
+        shared = aggregate(
+            self.experiment, round, shared, averaged, images, len(clients), budget, self.out
+        )
         self.last_round |= dict.fromkeys(replies, round)
         metrics = self.record.round_done(round, start, requests, replies, problems)
         self._save(round, shared)
@@ -280,6 +287,14 @@ class Coordinator:
             seconds=time.time() - start,
         )
         return shared
+
+    def _affordable(self, round: int) -> bool:
+        """Whether the target epsilon allows the round; if not, training ends here."""
+        budget = self.record.budget
+        if budget.allows(self.sample(round)):
+            return True
+        self.journal.write("stopped", round=round - 1, reason=budget.stopped)
+        return False
 
     def sample(self, round: int) -> list[str]:
         """The round's clients, sorted: max(floor(fraction N), 1) of those with training images.
@@ -339,6 +354,11 @@ class Coordinator:
             self.journal.write(
                 "heard", round=round, client=client, heard=heard, asked=len(requests)
             )
+        for client, reason in outliers(replies, requests, self.experiment.server).items():
+            del replies[client]
+            problems[client] = Problem("refused", reason)
+            round = requests[client].round
+            self.journal.write("refused", round=round, client=client, reason=reason)
         for client in sorted(set(requests) - set(replies) - set(problems)):
             problems[client] = Problem("absent", f"no reply within {timeout:.0f} s")
             round, reason = requests[client].round, problems[client].reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -84,6 +85,10 @@ Stamp = tuple[int, int, int] | None
 # The data sets in use, each with the stamps of what it was read from.
 _KEPT: dict[tuple[str, Path], tuple[dict[str, Stamp], Dataset]] = {}
 _MOST_KEPT = 2
+# Times that a data set is read while somebody goes on changing it.
+_READINGS = 3
+# Nanoseconds by which a file system's times may lag behind.
+_TICK = 20_000_000
 
 
 def stamp(path: Path) -> Stamp:
@@ -109,14 +114,20 @@ def read_dataset(kind: str, root: Path) -> Dataset:
         ConfigError: unknown id, or `root` is no folder.
         SiteError: a file is missing or not what it must be; names it and where it belongs.
     """
-    stamps, dataset = _KEPT.get((kind, root), ({}, None))
-    if dataset is not None and stamps == _stamps(root, dataset):
-        return dataset
-    dataset = _read(kind, root)
+    kept = _KEPT.get((kind, root))
+    if kept is not None and kept[0] == _stamps(root, kept[1]):
+        return kept[1]
+    # Which files count is known only afterwards; if one changed meanwhile, all is read again.
+    for _ in range(_READINGS):
+        began = time.time_ns() - _TICK
+        dataset = _read(kind, root)
+        stamps = _stamps(root, dataset)
+        if all(found is None or found[2] < began for found in stamps.values()):
+            break
     _KEPT.pop((kind, root), None)
     while len(_KEPT) >= _MOST_KEPT:
         del _KEPT[next(iter(_KEPT))]
-    _KEPT[kind, root] = _stamps(root, dataset), dataset
+    _KEPT[kind, root] = stamps, dataset
     return dataset
 
 
@@ -127,6 +138,7 @@ def _stamps(root: Path, dataset: Dataset) -> dict[str, Stamp]:
         path = root / source
         found[source] = stamp(path)
         found[str(path.parent)] = stamp(path.parent)
+        found[f"{source} made here"] = stamp(path.with_suffix(".made.json"))
         if path.is_dir():
             with os.scandir(path) as entries:
                 found |= {e.path: stamp(Path(e.path)) for e in entries if e.is_dir()}

@@ -6,6 +6,7 @@ Both go the same way: list what lies there, decide which names compete, apply th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ import torch
 from blend_core.data.client_data import ClientData, Labelled
 from blend_core.data.decoder import Decoder
 from blend_core.data.findings import Finding, error, has_errors, log_warnings, raise_first, warning
-from blend_core.data.holdout import Held, apply_holdout, write_holdout
+from blend_core.data.holdout import Held, apply_holdout, holdout_lock, write_holdout
 from blend_core.data.label_space import LabelSpace, label_space_of
 from blend_core.data.listing import SiteImage, classes_of
 from blend_core.data.repeated import same_files
@@ -114,6 +115,13 @@ def load_folder(
         SiteError: the first error; one line that begins with its code.
         ConfigError: an unknown label space, or federation classes that read the same.
     """
+    remembered = options.holdout_file
+    asked = options.holdout > 0 or (remembered is not None and os.path.lexists(remembered))
+    with holdout_lock(remembered if asked else None):
+        return _load(data_dir, pre, options, store)
+
+
+def _load(data_dir: Path, pre: Preprocess, options: FolderOptions, store: ImageStore) -> ClientData:
     findings: list[Finding] = []
     survey = _survey(data_dir, options, findings)
     raise_first(findings)
@@ -199,7 +207,7 @@ def _survey(data_dir: Path, options: FolderOptions, findings: list[Finding]) -> 
         findings.append(error("E12", text))
     images, held = list_site(data_dir, findings), None
     try:
-        images, held = apply_holdout(images, options.holdout, options.holdout_file)
+        images, held = apply_holdout(data_dir, images, options.holdout, options.holdout_file)
     except SiteError as failure:
         findings.append(error("E13", str(failure)))
     trained, local = classes_of(images.train), classes_of([*images.train, *images.test])

@@ -2,39 +2,68 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from blend_core.data.listing import SiteImage, classes_of
+from blend_core.data.repeated import file_digest, file_size
 from blend_core.data.site_images import SiteImages
 from blend_core.errors import SiteError
 from blend_core.randomness import derive_seed
 from blend_core.state import make_folder, write_json_atomic
 
-__all__ = ["LEAST", "apply_holdout", "hold_out", "read_holdout", "write_holdout"]
+__all__ = [
+    "LEAST",
+    "Held",
+    "apply_holdout",
+    "hold_out",
+    "holdout_lock",
+    "read_holdout",
+    "write_holdout",
+]
 
 LEAST = 5
 """Classes with fewer images keep all of them for training (PROTOCOL 7.2)."""
 
-# Paths that are held out, by class.
-Held = dict[str, list[str]]
+# Seconds to wait for another run at the same site, which decodes the same images.
+_PATIENCE = 600.0
+_POLL = 0.1
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is held out, by name and by content: a file that moves is still the same image.
+
+    Attributes:
+        classes: paths that are held out, by class; no paths where a class was too small.
+        files: SHA-256 (hexadecimal) and size in bytes of each held-out file.
+    """
+
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
 
 
 def apply_holdout(
-    images: SiteImages, share: float, file: Path | None
+    data_dir: Path, images: SiteImages, share: float, file: Path | None
 ) -> tuple[SiteImages, Held | None]:
     """Move what is held out from train to test; nothing is written.
 
-    What was held out before always is, whatever the share has become and although test images came
-    later: otherwise it would be trained on. New classes are drawn only where a share is asked for
-    and there are no test images.
+    What was held out before always is, whatever the share has become, although test images came
+    later, and under whatever name its file now lies: otherwise it would be trained on. New classes
+    are drawn only where a share is asked for and there are no test images.
 
     Args:
-        images: the site's.
+        data_dir: the site's folder.
+        images: what lies in it.
         share: as for `hold_out`, or 0.
         file: earlier choices; None: there are none.
 
@@ -44,17 +73,50 @@ def apply_holdout(
     Raises:
         SiteError: as `read_holdout`.
     """
-    known = {} if file is None else read_holdout(file)
+    known = Held() if file is None else read_holdout(file)
+    choices = {name: list(paths) for name, paths in known.classes.items()}
+    # Under other names first, so that a class that was renamed is not drawn again.
+    _add_same(data_dir, images.train, known.files, choices)
     draws = share > 0 and not images.test
-    choices = known if draws else {**{n: [] for n in classes_of(images.train)}, **known}
-    train, test, held = hold_out(images.train, share, choices)
+    new = [] if draws else [n for n in classes_of(images.train) if n not in choices]
+    choices |= {name: [] for name in new}
+    _, test, choices = hold_out(images.train, share, choices)
+    files = dict(known.files)
+    for image in test:
+        path = data_dir / image.path
+        if file_size(path) not in files.values() or file_digest(path).hex() not in files:
+            files[file_digest(path).hex()] = file_size(path)
+    files.pop("", None)  # Of a file that cannot be read.
+    # Copies of what was just drawn.
+    _add_same(data_dir, images.train, files, choices)
+    train, test, choices = hold_out(images.train, share, choices)
     moved = replace(images, train=train, test=(*images.test, *test))
-    return moved, held if draws and held != known else None
+    held = Held({name: paths for name, paths in choices.items() if name not in new or paths}, files)
+    return moved, None if held == known else held
+
+
+def _add_same(
+    data_dir: Path,
+    images: Sequence[SiteImage],
+    files: Mapping[str, int],
+    choices: dict[str, list[str]],
+) -> None:
+    """Add the paths of images that are held-out files under another name."""
+    sizes = set(files.values())
+    chosen = {path for paths in choices.values() for path in paths}
+    for image in images:
+        path = data_dir / image.path
+        if _text(image.path) in chosen or file_size(path) not in sizes:
+            continue
+        if file_digest(path).hex() in files:
+            choices[image.class_name] = sorted(
+                [*choices.get(image.class_name, []), _text(image.path)]
+            )
 
 
 def hold_out(
     images: Sequence[SiteImage], share: float, held: Mapping[str, Sequence[str]]
-) -> tuple[tuple[SiteImage, ...], tuple[SiteImage, ...], Held]:
+) -> tuple[tuple[SiteImage, ...], tuple[SiteImage, ...], dict[str, list[str]]]:
     """Set aside a share of every class for tests, at least one image and never all.
 
     A class is drawn once, when it is first seen, and keeps that choice: images that are added
@@ -64,7 +126,7 @@ def hold_out(
     Args:
         images: the training images, classes together.
         share: of each new class with at least `LEAST` images, above 0, below 1; rounded half up.
-        held: earlier choices, from `read_holdout`.
+        held: paths that are held out already, by class.
 
     Returns:
         The images to train on, those to test with, and all choices, old and new.
@@ -89,21 +151,21 @@ def read_holdout(file: Path) -> Held:
     Raises:
         SiteError: the file is damaged or cannot be read.
     """
+    if not os.path.lexists(file):
+        return Held()
     try:
+        if not file.is_file():
+            raise ValueError
         found: Any = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(paths, list) and all(isinstance(path, str) for path in paths)
-        for paths in found.values()
-    ):
+        held = Held(found["classes"], found["files"])
+        if found["sha256"] != _checksum(held):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise SiteError(
             f"{file}: damaged; restore it from a backup (without it, images that were trained on "
             "would be drawn for tests)"
-        )
-    return found
+        ) from None
+    return held
 
 
 def write_holdout(file: Path, held: Held) -> None:
@@ -113,7 +175,40 @@ def write_holdout(file: Path, held: Held) -> None:
         StateError: the file cannot be written.
     """
     make_folder(file.parent)
-    write_json_atomic(file, held)
+    content = {"classes": held.classes, "files": held.files, "sha256": _checksum(held)}
+    write_json_atomic(file, content)
+
+
+@contextmanager
+def holdout_lock(file: Path | None) -> Iterator[None]:
+    """Let one run at a time read and extend a site's choices.
+
+    Raises:
+        SiteError: another run takes too long.
+    """
+    if file is None:
+        yield
+        return
+    make_folder(file.parent)
+    deadline = time.monotonic() + _PATIENCE
+    with open(file.with_suffix(".lock"), "ab") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise SiteError(
+                        f"{file}: another run has been reading this site for {_PATIENCE:.0f} s; "
+                        "end that one first"
+                    ) from None
+                time.sleep(_POLL)
+        yield
+
+
+def _checksum(held: Held) -> str:
+    text = json.dumps([held.classes, held.files], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _text(path: str) -> str:

@@ -132,6 +132,9 @@ def _to_rgb(image: Image.Image, white: bool) -> Image.Image:
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise _UnusableError("grey values outside 0 to 65535; save it with 8 or 16 bits")
+        clear = image.info.get("transparency")
+        if white and isinstance(clear, int):
+            values[values == clear] = 65535
         return Image.fromarray((values / 257 + 0.5).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise _UnusableError("floating-point pixels; save it with 8 or 16 bits")

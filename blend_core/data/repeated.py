@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-__all__ = ["same_files"]
+__all__ = ["file_digest", "file_size", "same_files"]
 
 # Bytes at the end of a file that are compared before the whole.
 _TAIL = 4096
@@ -34,7 +34,7 @@ def same_files(data_dir: Path, images: Iterable[Listed]) -> list[list[Listed]]:
     """
     groups = [list(images)]
     # Cheap comparisons first, so that most files need not be read.
-    for key in (_size, _tail, _digest):
+    for key in (file_size, _tail, file_digest):
         groups = [same for group in groups for same in _alike(data_dir, group, key)]
     return groups
 
@@ -48,14 +48,15 @@ def _alike(
     return [same for value, same in found.items() if value and len(same) > 1]
 
 
-def _size(path: Path) -> int:
+def file_size(path: Path) -> int:
+    """Bytes of a file; 0 if it cannot be read."""
     try:
         return os.stat(path).st_size
     except OSError:
         return 0
 
 
-def _digest(path: Path) -> bytes:
+def file_digest(path: Path) -> bytes:
     """SHA-256 of a file; nothing if it cannot be read, which decoding will tell."""
     try:
         with open(path, "rb") as file:

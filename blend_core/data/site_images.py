@@ -119,7 +119,7 @@ def _holds_images(folder: Path) -> bool:
         return False
 
 
-def site_stamp(data_dir: Path) -> str:
+def site_stamp(data_dir: Path, holdout_file: Path | None = None) -> str:
     """A fingerprint that changes when anything that counts in a site's folder does.
 
     Names, sizes, inodes and times of change of all images, of classes.txt and of the manifest;
@@ -132,6 +132,8 @@ def site_stamp(data_dir: Path) -> str:
     findings: list[Finding] = []
     real_root = os.path.realpath(data_dir)
     lines = [_stamp(os.path.join(data_dir, name)) for name in (MANIFEST, "classes.txt")]
+    if holdout_file is not None:
+        lines.append(_stamp(str(holdout_file)))
     listed = os.path.lexists(data_dir / MANIFEST)
     if listed:
         lines += [_stamp(os.path.join(data_dir, path)) for path in _listed(data_dir / MANIFEST)]
@@ -153,6 +155,8 @@ def _stamp(path: str) -> str:
 
 def _listed(manifest: Path) -> Iterator[str]:
     """First column of a manifest, however wrong the rest is; its own stamp covers the rest."""
+    if not manifest.is_file():  # A pipe would keep us waiting.
+        return
     try:
         with open(manifest, encoding="utf-8-sig", errors="replace", newline="") as file:
             for row in csv.reader(file):

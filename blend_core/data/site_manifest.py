@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from blend_core.data.findings import Finding, error
 from blend_core.data.listing import SiteImage, is_inside
-from blend_core.data.vocabulary import quoted
+from blend_core.data.vocabulary import quoted, read_regular
 from blend_core.names import composed
 
 __all__ = ["MANIFEST", "read_manifest"]
@@ -87,7 +87,7 @@ def read_manifest(
 
 def _text(file: Path, findings: list[Finding]) -> str | None:
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        text = read_regular(file)
     except UnicodeDecodeError:
         findings.append(error("E04", f"{file}: not UTF-8 text; save it as CSV in UTF-8"))
         return None

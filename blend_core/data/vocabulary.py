@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from pathlib import Path
 from blend_core.data.findings import Finding, error
 from blend_core.names import composed, reading
 
-__all__ = ["check_names", "likely_line", "quoted", "read_classes_file"]
+__all__ = ["check_names", "likely_line", "quoted", "read_classes_file", "read_regular"]
 
 # Characters of a name that a message shows.
 _SHOWN = 80
@@ -66,6 +67,17 @@ def _is_text(name: str) -> bool:
     return True
 
 
+def read_regular(path: Path) -> str:
+    """UTF-8 text of a file, with or without a byte order mark.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read. A pipe would keep us waiting for ever.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "no regular file")
+    return path.read_bytes().decode("utf-8-sig")
+
+
 def read_classes_file(path: Path, findings: list[Finding]) -> dict[str, str]:
     """Read `classes.txt`: one class a line, `folder` or `folder<TAB>prompt text`.
 
@@ -81,7 +93,7 @@ def read_classes_file(path: Path, findings: list[Finding]) -> dict[str, str]:
         Class name (the prompt text, else the folder) by folder, both composed, in file order.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path)
     except UnicodeDecodeError:
         findings.append(error("E04", f"{path}: not UTF-8 text; save it as UTF-8"))
         return {}
@@ -91,7 +103,8 @@ def read_classes_file(path: Path, findings: list[Finding]) -> dict[str, str]:
         return {}
     names: dict[str, str] = {}
     # Not splitlines(), which would cut a line at characters that a class name may contain.
-    for number, line in enumerate(text.split("\n"), start=1):
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         folder, *texts = (composed(part.strip()) for part in line.split("\t", maxsplit=1))

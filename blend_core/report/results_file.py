@@ -154,12 +154,17 @@ class _Results(_Part):
     backbone_sha256: str | None = None
     shared_sha256: str | None = None
     best_on_test: _BestOnTest | None = None
+    privacy: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> _Results:
         if self.seed != self.config.seed:
             raise ValueError(f"seed {self.seed}, but config.seed {self.config.seed}")
-        if len(self.rounds) != self.config.rounds:
+        # Training ends early where it would cost more privacy than was set.
+        stopped = bool(self.privacy and self.privacy.get("stopped"))
+        if len(self.rounds) != self.config.rounds and not (
+            stopped and len(self.rounds) < self.config.rounds
+        ):
             raise ValueError(f"{len(self.rounds)} rounds, but config.rounds {self.config.rounds}")
         return self
 

@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from blend_core.backbone import Backbone
+from blend_core.config import StateConfig
 from blend_core.messages import Request
 from blend_core.methods import build_method
 from blend_core.methods.base import snapshot
@@ -37,8 +39,6 @@ def ask(experiment, shared, kind="train", round=1, **fields) -> Request:
 
 
 def test_training_changes_every_tensor_and_leaves_the_global_generators_alone(setting):
-    import torch
-
     experiment, shared, node = setting
     torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     reply = node().handle(ask(experiment, shared))
@@ -114,6 +114,68 @@ def test_a_damaged_private_state_is_named(setting, tmp_path):
     reply = node().handle(ask(experiment, shared, round=2, last_round=1))
     assert reply.exit_code == 3
     assert path.name in reply.error
+
+
+@pytest.mark.parametrize(("left", "used"), [((), 0), ((1,), 1)])
+def test_a_cold_start_is_allowed_only_by_the_policy_and_says_what_it_used(setting, left, used):
+    experiment, shared, node = setting
+    site = node()
+    for round in (1, 2):
+        assert site.handle(ask(experiment, shared, round=round)).error is None
+    for path in site.generations.folder.glob("round-*"):
+        if path != site.generations.path(1) or not left:
+            path.unlink()
+    failed = site.handle(ask(experiment, shared, round=3, last_round=2))
+    assert (failed.exit_code, failed.statistics) == (3, {"state": "lost"})
+
+    allowed = experiment.model_copy(update={"state": StateConfig(on_missing="cold-start")})
+    reply = site.handle(ask(allowed, shared, round=3, last_round=2))
+    assert reply.error is None
+    assert reply.statistics["cold_start"] == {"lost": 2, "used": used}
+    # Once there is a state of a round that counted, nothing is lost any more.
+    assert "cold_start" not in site.handle(ask(allowed, shared, round=4, last_round=3)).statistics
+
+
+def test_a_damaged_state_may_be_replaced_by_the_one_before_if_the_policy_says_so(setting):
+    experiment, shared, node = setting
+    site = node()
+    for round in (1, 2):
+        site.handle(ask(experiment, shared, round=round))
+    site.generations.path(2).write_bytes(b"")
+    failed = site.handle(ask(experiment, shared, round=3, last_round=2))
+    assert failed.statistics == {"state": "lost"}
+    allowed = experiment.model_copy(update={"state": StateConfig(on_missing="cold-start")})
+    reply = site.handle(ask(allowed, shared, round=3, last_round=2))
+    assert reply.statistics["cold_start"] == {"lost": 2, "used": 1}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 12 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_a_site_that_runs_out_of_memory_says_what_to_set_and_can_do_the_round_again(
+    setting, monkeypatch, error
+):
+    experiment, shared, node = setting
+    site = node()
+    expected = node(federation="another").handle(ask(experiment, shared))
+
+    def exhausted(*arguments: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("client.node.local_update", exhausted)
+        reply = site.handle(ask(experiment, shared))
+    assert reply.error == (
+        "client-00: out of memory in training; set train.batch_size below 16, "
+        "train.precision=bf16 or a smaller backbone.text_chunk"
+    )
+    again = site.handle(ask(experiment, shared))
+    assert tensors_sha256(again.shared) == tensors_sha256(expected.shared)
 
 
 def test_private_state_of_another_method_is_refused(setting):

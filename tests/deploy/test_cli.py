@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from blend_core import __version__
-from blend_core.errors import ConfigError, FormationError, SiteError
+from blend_core.errors import ConfigError, FormationError, RunError, SiteError
 from blend_core.settings import load_experiment
 from deploy import cli, folder
 from deploy.check import check
@@ -127,13 +127,41 @@ def test_two_runs_in_the_same_second_get_two_folders(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [SiteError, FormationError])
-def test_the_exit_code_is_the_errors_own(blend, small, monkeypatch, kind):
+def test_the_exit_code_is_the_errors_own(blend, small, tmp_path, monkeypatch, kind):
     def fail(*arguments: object) -> None:
         raise kind("client-01: what, where and what to do")
 
     monkeypatch.setattr("deploy.loop.run_loop", fail)
-    code, _, errors = blend("run", small, "--engine", "loop")
-    assert (code, errors) == (kind.exit_code, "error: client-01: what, where and what to do\n")
+    code, _, errors = blend("run", small, "--engine", "loop", "--out", tmp_path / "out")
+    expected = "error: client-01: what, where and what to do; blend doctor "
+    assert (code, errors) == (
+        kind.exit_code,
+        f"{expected}{tmp_path / 'out' / 'config.yaml'} says more\n",
+    )
+
+
+def test_errors_that_the_doctor_could_not_have_found_do_not_point_to_it(
+    blend, small, tmp_path, monkeypatch
+):
+    def fail(experiment: object, out: Path, *arguments: object) -> None:
+        if started:
+            (out / "events.jsonl").touch()
+        raise RunError("round 2: too few replies")
+
+    monkeypatch.setattr("deploy.loop.run_loop", fail)
+    for started in (True, False):
+        code, _, errors = blend("run", small, "--engine", "loop")
+        assert code == 1
+        assert errors.startswith("error: round 2: too few replies")
+        assert ("blend doctor" in errors) is not started
+
+
+def test_settings_that_do_not_fit_point_to_the_doctor_with_the_same_settings(blend, tmp_path):
+    options = ["--set", "data.kind=folders", "--set", f"data.root={tmp_path}"]
+    code, _, errors = blend("run", "quickstart", *options)
+    assert code == 2
+    assert len(errors.splitlines()) == 1
+    assert errors.endswith(f"; blend doctor quickstart {' '.join(options)} says more\n")
 
 
 def test_a_bug_is_one_line_and_a_traceback_only_with_debug(blend, small, monkeypatch):

@@ -178,3 +178,57 @@ def test_who_is_missing_and_where_the_results_are_is_said():
     assert "not evaluated: client-01: no reply in time" in text
     assert lines[-1] == f"results: {Path('/a/long/folder/' + 'x' * 80) / 'results.json'}"
     assert "61 s in all: start-up 10 s, training 40 s, waiting 12 s" in text
+
+
+SPENT = {
+    "kind": "central",
+    "epsilon": 16.123,
+    "epsilon_per_round": 4.377,
+    "delta": 1e-05,
+    "clipping": "adaptive",
+    "clipping_norm": 0.31234,
+    "noise_multiplier": 1.5,
+    "noise_from": "secret",
+    "sampling": {"fraction": 0.5, "most_rounds_of_a_client": 8},
+    "covers": "the shared tensors only",
+    "stopped": None,
+}
+
+
+def test_noise_is_told_with_all_its_numbers_or_not_at_all():
+    found = results(privacy=SPENT, rounds=[{}] * 8, config={"rounds": 9})
+    text = "\n".join(printed(found))
+    assert (
+        "central differential privacy: epsilon 16.1 at delta 1e-05 (4.38 a round), clipping norm "
+        "0.312 (adaptive), noise multiplier 1.5, sampling fraction 0.5, at most 8 rounds of a "
+        "client\nepsilon covers the shared tensors only\n"
+    ) in text
+    assert "nobody" not in text
+    assert "stopped" not in text
+    for plain in (results(), results(privacy=None)):
+        assert "priva" not in "\n".join(printed(plain))
+
+
+def test_noise_that_protects_nobody_and_an_early_end_are_told():
+    spent = {**SPENT, "noise_from": "seed", "stopped": "another round would cost too much"}
+    text = "\n".join(printed(results(privacy=spent, rounds=[{}] * 3, config={"rounds": 9})))
+    assert "the noise follows from the run's seed (privacy.noise_from): nobody is safe" in text
+    assert "stopped after 3 of 9 rounds: another round would cost too much" in text
+
+
+def test_refused_and_absent_clients_are_told_with_their_rounds():
+    refusals = {
+        "client-01": {
+            "refused": [1, 2, 3, 4, 5, 6],
+            "absent": [7],
+            "reasons": {"no reply within 5 s": 1, "w holds values that are not finite": 6},
+        }
+    }
+    found = results(refusals=refusals, rounds=[{}] * 8, aggregation="krum")
+    lines = printed(found)
+    assert (
+        "client-01: refused in 6 of 8 rounds (1, 2, 3, 4, 5, ...), absent in 1 of 8 rounds (7): "
+        "w holds values that are not finite"
+    ) in lines
+    assert "aggregation: krum, every client alike" in lines
+    assert "aggregation" not in "\n".join(printed(results(aggregation="mean", refusals={})))

@@ -375,7 +375,7 @@ def test_a_record_names_data_and_seeds(coordinator, tmp_path):
     coordinator({"a": honest(1), "b": honest(3)}, seed=0, data={"kind": "folders"}).run()
     results = read(tmp_path)
     assert results["dataset"] == "folders"
-    assert results["seeds"] == {"run": 0, "fewshot": 0, "partition": 0}
+    assert results["seeds"] == {"run": 0, "fewshot": None, "partition": None}
     assert not results["comparable"]
     assert results["partition"] is None
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from functools import cache
 from itertools import chain, islice, repeat
+from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.task_identity import TaskIdentity
 
 from blend_core.messages import Reply, Request
+from blend_core.state import StateError
+from server.identity import IDENTITIES, Identities, fingerprint
 from server.transport import FlowerTransport
 
 
@@ -22,16 +29,30 @@ def identity(monkeypatch):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
 
+@cache
+def public_key(node: int) -> bytes:
+    return public_key_to_bytes(generate_key_pairs()[1])
+
+
 class Grid:
     """Nodes are functions from a request to a list of replies' contents; [] is silence."""
 
-    def __init__(self, nodes):
+    def __init__(self, nodes, registered=()):
         self.nodes = dict(nodes)
+        # Names under which keys were registered; other nodes registered themselves.
+        self.registered = dict(registered)
         self.replies: dict[str, Message] = {}
         self.sent: list[tuple[int, str]] = []
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """What Flower's Runtime API answers; every node has a key of its own."""
+        return [
+            NodeInfo(node_id=n, name=self.registered.get(n), public_key=public_key(n))
+            for n in self.nodes
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -247,3 +268,88 @@ def test_the_error_of_a_site_that_comes_back_is_told_in_its_round():
     )
     ((client, reply),) = transport.ask({"a": train(1)}, 5.0)
     assert (client, reply.error, reply.exit_code) == ("a", "E01 no folder", 3)
+
+
+# Names and keys
+
+
+def keyed(grid: Grid, folder: Path, required: bool = False) -> tuple[FlowerTransport, list[str]]:
+    """A transport that binds names to keys, and what it refuses, as it comes."""
+    transport = FlowerTransport(grid, Identities(folder, required))
+    refused: list[str] = []
+    transport.on_refused = lambda who, why: refused.append(f"{who}: {why}")
+    return transport, refused
+
+
+def test_a_name_is_bound_to_the_key_that_first_used_it_and_the_binding_outlives_the_run(tmp_path):
+    grid = Grid({1: named("a")}, {1: "a"})
+    transport, refused = keyed(grid, tmp_path)
+    assert joined(transport, 1) == ["a"]
+    bound = {"a": fingerprint(public_key(1))}
+    assert json.loads((tmp_path / IDENTITIES).read_text()) == bound
+    # The resumed run: the owner is away, and another registered key claims its name.
+    grid = Grid({2: named("a")}, {2: "a"})
+    transport, refused = keyed(grid, tmp_path)
+    assert joined(transport, 1, timeout=0.3) == []
+    assert refused[0].startswith(f"a: node 2: its key is {fingerprint(public_key(2))}, but")
+    assert bound["a"] in refused[0]
+    # It was refused once, not at every look, and has changed nothing.
+    assert len(refused) == 1
+    grid.nodes[1], grid.registered[1] = named("a"), "a"
+    assert joined(transport, 1) == ["a"]
+    assert transport.nodes == {"a": 1}
+    assert json.loads((tmp_path / IDENTITIES).read_text()) == bound
+
+
+def test_a_registered_key_speaks_for_its_own_name_only(tmp_path):
+    grid = Grid({1: named("b")}, {1: "a"})
+    transport, refused = keyed(grid, tmp_path)
+    assert joined(transport, 1, timeout=0.3) == []
+    assert refused == ["b: node 1: its key is registered for a"]
+    assert not (tmp_path / IDENTITIES).exists()
+
+
+def test_another_key_cannot_take_over_in_mid_round_not_even_with_an_error(tmp_path):
+    grid = Grid({1: named("a")}, {1: "a"})
+    transport, refused = keyed(grid, tmp_path)
+    joined(transport, 1)
+    del grid.nodes[1]
+
+    def failing(request: Request) -> RecordDict:
+        return content(Reply(request.kind, request.round, "a", "0", error="no folder"))
+
+    grid.nodes |= {2: named("a"), 3: named("a"), 4: failing}
+    grid.registered |= {3: "a", 4: "a"}  # Node 2 has registered itself.
+    assert list(transport.ask({"a": train(1)}, 0.5)) == []
+    assert [who.split(":")[1] for who in sorted(refused)] == [" node 2", " node 3", " node 4"]
+    assert "this node has none" in min(refused)
+    assert not [node for node, kind in grid.sent if kind == "train"]
+
+
+def test_without_registered_keys_a_restarted_node_gets_its_name_back(tmp_path):
+    grid = Grid({1: named("a")})
+    transport, refused = keyed(grid, tmp_path)
+    joined(transport, 1)
+    del grid.nodes[1]
+    grid.nodes[2] = named("a")
+    ((client, reply),) = transport.ask({"a": train(1)}, 5.0)
+    assert (client, reply.error, refused) == ("a", None, [])
+    assert not (tmp_path / IDENTITIES).exists()
+
+
+def test_where_keys_are_required_others_are_not_even_sent_the_settings(tmp_path):
+    grid = Grid({1: named("a"), 2: named("b")}, {2: "b"})
+    transport, refused = keyed(grid, tmp_path, required=True)
+    assert joined(transport, 2, timeout=0.3) == ["b"]
+    assert grid.sent == [(2, "query")]
+    assert len(refused) == 1
+    assert refused[0].startswith("node 1: server.require_keys: ")
+    assert "flwr supernode register" in refused[0]
+
+
+def test_a_damaged_file_of_names_and_keys_is_named_not_replaced(tmp_path):
+    for text in ("", "[]", '{"a": 1}', "{"):
+        (tmp_path / IDENTITIES).write_text(text)
+        with pytest.raises(StateError, match=IDENTITIES):
+            Identities(tmp_path, False)
+        assert (tmp_path / IDENTITIES).read_text() == text

@@ -64,8 +64,8 @@ def uniform_classes(
             # Rounded down, a share of few images can be none: the client would lack the class.
             if items is train and not all(pieces):
                 raise ConfigError(
-                    f"{what}: class {names[label]!r} has too few images ({len(items[label])}) for its "
-                    f"{len(owners)} clients; set fewer clients or more shots"
+                    f"{what}: class {names[label]!r} has too few images ({len(items[label])}) for "
+                    f"its {len(owners)} clients; set fewer clients or more shots"
                 )
             for client, piece in zip(owners, pieces, strict=True):
                 parts[client][which].extend(piece)

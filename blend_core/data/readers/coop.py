@@ -25,6 +25,8 @@ def read(description: Description, root: Path) -> Dataset:
     """
     place = PurePosixPath(description.folder, description.lists[0])
     path = root / place
+    if path.exists() and not path.is_file():
+        raise SiteError(f"{path}: is no file; put the split file there instead")
     if not path.is_file():
         raise SiteError(
             f"{description.kind}: {path} is missing; copy the published split file there, or make "

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import shutil
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from torch import Tensor
 
-from blend_core.data import ClientData, Preprocess
+from blend_core.data import ClientData, Preprocess, folders, site_stamp
 from blend_core.data.folders import FolderOptions, examine, load_folder
-from blend_core.data.holdout import hold_out, read_holdout
+from blend_core.data.holdout import Held, hold_out, read_holdout
 from blend_core.data.listing import SiteImage
 from blend_core.data.store import ImageStore
 from blend_core.errors import SiteError
@@ -106,9 +110,12 @@ def test_the_test_part_stays_the_same_over_rounds_although_images_are_added(
     second = load(site, options)
     assert (len(second.train), reds(second)) == (32, reds(first))
     assert options.holdout_file is not None
-    held = json.loads(options.holdout_file.read_text())
-    assert sorted(held) == ["cat", "horse"]
-    assert held["horse"] == []
+    held = read_holdout(options.holdout_file)
+    assert sorted(held.classes) == ["cat", "horse"]
+    assert held.classes["horse"] == []
+    assert sorted(held.files.values()) == sorted(
+        (site / path).stat().st_size for path in held.classes["cat"]
+    )
 
 
 def test_the_check_shows_the_same_part_and_writes_nothing(
@@ -162,5 +169,96 @@ def test_file_names_that_are_no_text_are_remembered_too(site: Path, options: Fol
     options = replace(options, holdout=0.9)
     first = load(site, options)
     assert options.holdout_file is not None
-    assert len(read_holdout(options.holdout_file)["cat"]) == 9
+    assert len(read_holdout(options.holdout_file).classes["cat"]) == 9
     assert reds(load(site, options)) == reds(first)
+
+
+def colours(images: Sequence[Tensor]) -> set[tuple[int, ...]]:
+    """What tells the images of `add` apart, also those of two classes."""
+    return {tuple(image[:, 0, 0].tolist()) for image in images}
+
+
+MOVES = {
+    "a class is renamed": lambda s: (s / "train/cat").rename(s / "train/kitty"),
+    "images move into a sub-folder": lambda s: [
+        (s / "train/cat/2024").mkdir(),
+        *(p.rename(s / "train/cat/2024" / p.name) for p in (s / "train/cat").glob("*.png")),
+    ],
+    "a link sorts before their folder": lambda s: [
+        (s / "train/cat").rename(s / "train/real"),
+        (s / "train/cat").mkdir(),
+        (s / "train/real").rename(s / "train/cat/b"),
+        (s / "train/cat/a").symlink_to(s / "train/cat/b"),
+    ],
+}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+@pytest.mark.parametrize("move", MOVES)
+def test_a_held_out_image_stays_one_under_whatever_name_its_file_lies(
+    site: Path, options: FolderOptions, move: str, share: float
+) -> None:
+    held = colours(load(site, options).test_base.images)
+    assert len(held) == 2
+    MOVES[move](site)
+    data = load(site, replace(options, holdout=share))
+    assert colours(data.test_base.images) == held
+    assert not colours(data.train.images) & held
+
+
+def test_copies_of_a_held_out_image_are_held_out_with_it(
+    site: Path, options: FolderOptions
+) -> None:
+    for n in range(10):
+        shutil.copyfile(site / f"train/cat/{n}.png", site / f"train/cat/copy-{n}.png")
+    data = load(site, options)
+    assert len(reds(data)) >= 4
+    assert not colours(data.train.images) & colours(data.test_base.images)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{}", "[]", '{"cat": []}', None, '{"classes": {}, "files": {}, "sha256": "00"}'],
+)
+def test_a_list_of_held_out_images_that_was_emptied_is_damaged(
+    site: Path, options: FolderOptions, content: str | None
+) -> None:
+    load(site, options)
+    assert options.holdout_file is not None
+    options.holdout_file.unlink()
+    if content is None:
+        options.holdout_file.symlink_to(site / "nowhere")
+    else:
+        options.holdout_file.write_text(content)
+    with pytest.raises(SiteError, match=r"^E13 .*damaged; restore it from a backup"):
+        load(site, replace(options, holdout=0.0))
+
+
+def test_of_two_runs_at_once_the_second_takes_the_choice_of_the_first(
+    site: Path, options: FolderOptions, monkeypatch
+) -> None:
+    other: list[ClientData] = []
+    second = threading.Thread(
+        target=lambda: other.append(load(site, replace(options, holdout=0.5)))
+    )
+    written = folders.write_holdout
+
+    def slowly(file: Path, held: Held) -> None:
+        second.start()
+        time.sleep(0.3)
+        written(file, held)
+
+    monkeypatch.setattr(folders, "write_holdout", slowly)
+    first = load(site, options)
+    monkeypatch.undo()
+    second.join(timeout=30)
+    assert reds(other[0]) == reds(first)
+
+
+def test_a_site_that_runs_notices_what_another_run_holds_out(
+    site: Path, options: FolderOptions
+) -> None:
+    before = site_stamp(site, options.holdout_file)
+    assert site_stamp(site, options.holdout_file) == before
+    load(site, options)
+    assert site_stamp(site, options.holdout_file) != before

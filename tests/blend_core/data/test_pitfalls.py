@@ -20,7 +20,7 @@ import torch
 from imitations import patch_description, write_cifar, write_coop, write_domains, write_imagenet
 
 from blend_core.config import parse_experiment
-from blend_core.data import ClientData, Preprocess
+from blend_core.data import ClientData, Preprocess, datasets
 from blend_core.data.benchmark import dealt, load_benchmark, require_images, shared_images
 from blend_core.data.datasets import describe, read_dataset, read_image
 from blend_core.data.dealing import deal
@@ -178,6 +178,24 @@ def test_p11_a_renamed_file_or_class_folder_is_seen(tmp_path: Path) -> None:
     first = tmp_path / before.train[0].path
     first.rename(first.with_name(f"0-first{first.suffix}"))
     assert read_dataset("office31", tmp_path).train[0].path.endswith(f"0-first{first.suffix}")
+
+
+def test_p11_a_split_file_that_changes_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch
+) -> None:
+    file = write_coop(tmp_path, "dtd")
+    lists = json.loads(file.read_text())
+    real, edits = datasets._read, iter([lists["train"][::-1]])
+
+    def edited(kind: str, root: Path) -> Dataset:
+        found = real(kind, root)
+        for train in edits:
+            file.write_text(json.dumps({**lists, "train": train}))
+        return found
+
+    monkeypatch.setattr(datasets, "_read", edited)
+    first = read_dataset("dtd", tmp_path).train[0].path
+    assert first.endswith(lists["train"][-1][0])
 
 
 def test_p11_pixels_of_an_edited_cifar_batch_are_read_again(tmp_path: Path) -> None:

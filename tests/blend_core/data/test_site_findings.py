@@ -336,6 +336,16 @@ def test_a_folder_whose_name_is_no_text_is_named_in_text(site: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["manifest.csv", "classes.txt"])
+def test_a_pipe_in_the_place_of_a_list_is_named_and_nobody_waits_for_it(
+    site: Path, name: str
+) -> None:
+    os.mkfifo(site / name)
+    found = [str(finding).replace(str(site), "SITE") for finding in examine(site, NODE).findings]
+    assert f"E04 SITE/{name}: cannot be read: no regular file; mend or remove it" in found
+    assert len(site_stamp(site)) == 64
+
+
 def test_a_pipe_among_the_images_is_named_and_nobody_waits_for_it(site: Path) -> None:
     os.mkfifo(site / "train" / "cat" / "pipe.png")
     found = examine(site, NODE)

@@ -1,0 +1,140 @@
+"""`blend site start`: a SuperNode from the folder that a site was handed, by TLS or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blend_core.errors import ConfigError, SiteError
+
+SETTINGS = "site.yaml"
+CA = "ca.crt"
+KEY = "node.key"
+# Flower's own, of the SuperNode's local API; a second SuperNode on a machine needs another.
+RUNTIME_PORT = 9094
+WARN_DAYS = 30
+_ADDRESS = re.compile(r"\S+:\d{1,5}")
+
+
+def start(
+    folder: Annotated[
+        Path, typer.Argument(help=f"The site's folder: {SETTINGS}, {CA}, {KEY}.")
+    ] = Path(),
+) -> None:
+    """Start this site's SuperNode, encrypted and with the site's key.
+
+    It tries until the SuperLink answers, and stays. Flower's --insecure is never passed.
+    """
+    command = supernode_command(folder)
+    print(shlex.join(command), flush=True)
+    # This process becomes the SuperNode, so that signals reach it and its end is seen.
+    os.execve(command[0], command, _environment())
+
+
+def supernode_command(folder: Path) -> list[str]:
+    """The SuperNode's command line, after a check of all that the site's folder holds.
+
+    Args:
+        folder: made by `blend keys add-site`; its `site.yaml` was filled in at the site.
+
+    Raises:
+        ConfigError: `site.yaml` is wrong.
+        SiteError: key, certificate or images are missing or unusable.
+    """
+    from client.site import Site
+    from deploy.engine import script
+    from deploy.node_config import node_config
+
+    folder = folder.absolute()
+    values = _settings(folder / SETTINGS)
+    superlink = values.pop("superlink", None)
+    port = values.pop("port", RUNTIME_PORT)
+    if not isinstance(superlink, str) or not _ADDRESS.fullmatch(superlink):
+        raise ConfigError(f"{folder / SETTINGS}: superlink = {superlink!r}: must be HOST:PORT")
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
+        raise ConfigError(f"{folder / SETTINGS}: port = {port!r}: must be from 1 to 65535")
+    site = Site.from_node_config(values)
+    if site.data_dir is not None and not site.data_dir.is_dir():
+        raise SiteError(
+            f"data-dir {site.data_dir} is no folder; write yours in {folder / SETTINGS}"
+        )
+    _check_certificate(folder / CA)
+    _check_key(folder / KEY)
+    return [
+        script("flower-supernode"),
+        *("--superlink", superlink),
+        *("--root-certificates", str(folder / CA)),
+        *("--auth-supernode-private-key", str(folder / KEY)),
+        *("--port", str(port)),
+        *("--node-config", node_config(values)),
+    ]
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing; blend keys add-site makes a site's folder") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    if not isinstance(values, dict) or not all(
+        isinstance(key, str) and isinstance(value, str | int | float)
+        for key, value in values.items()
+    ):
+        raise ConfigError(f"{path}: must hold lines of `key: value`, e.g. data-dir: /data/photos")
+    return values
+
+
+def _check_certificate(path: Path) -> None:
+    import datetime
+
+    from deploy.certificates import load_certificate
+
+    try:
+        end = load_certificate(path).not_valid_after_utc
+    except ConfigError as error:
+        raise SiteError(str(error)) from None
+    left = (end - datetime.datetime.now(datetime.UTC)).days
+    if left < 0:
+        raise SiteError(f"{path} ended on {end:%Y-%m-%d}; ask the server's operator for a new one")
+    if left < WARN_DAYS:
+        print(f"warning: {path} ends on {end:%Y-%m-%d}", flush=True)
+
+
+def _check_key(path: Path) -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        others = path.stat().st_mode & 0o077
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise SiteError(f"{path}: is not a readable private key of OpenSSH ({error})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SiteError(f"{path}: is not an EC key; blend keys add-site makes one")
+    if others:
+        raise SiteError(f"{path} can be read by others on this machine: chmod 600 {path}")
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what Flower would otherwise send to the internet."""
+    from deploy.engine import script
+
+    scripts = str(Path(script("flower-supernode")).parent)
+    path = os.environ.get("PATH", os.defpath)
+    return {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        **os.environ,
+        # Flower starts its helpers by name.
+        "PATH": os.pathsep.join([scripts, path]),
+    }

@@ -1,0 +1,465 @@
+"""The faults: what happens, and what must come of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.harness import Between, Disturb, Running, family, hashes, journal, start, undisturbed
+
+# Attempts after which a run that is resumed again and again counts as lost.
+ATTEMPTS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault.
+
+    Attributes:
+        name: short, for the command line.
+        what: for people.
+        faults: what happens inside processes; see inject/sitecustomize.py. "once" is filled in.
+        disturb: what happens from outside while the run goes on.
+        between: what somebody does before the run is resumed.
+        code: exit code of the disturbed run: 0 if it recovers by itself.
+        cause: a part of the first line that is seen; "" where it recovers by itself.
+        events: kinds of events that must be in the journal.
+        same: whether the final bytes must be those of the undisturbed run; None: there are none to
+            compare, because somebody is left out or refused on purpose.
+        resumed: exit code and a part of the first line of the first resumption, if that fails too.
+        settings: of this case alone.
+        quick: whether it is in `make test`.
+    """
+
+    name: str
+    what: str
+    faults: tuple[Mapping[str, Any], ...] = ()
+    disturb: Disturb | None = None
+    between: Between | None = None
+    code: int = 0
+    cause: str = ""
+    events: tuple[str, ...] = ()
+    same: bool | None = True
+    resumed: tuple[int, str] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        recovered: whether the run ended as it should.
+        same: whether the bytes are those of the undisturbed run; None: not compared.
+        lost: seconds more than the undisturbed run took, all attempts together.
+        problem: what was wrong, "" if nothing.
+    """
+
+    recovered: bool
+    same: bool | None
+    lost: float
+    problem: str = ""
+
+
+def perform(case: Case, folder: Path) -> Outcome:
+    """Run a case in a new folder below `folder`."""
+    expected, usual = undisturbed(folder)
+    out, scratch = folder / case.name, folder / f"{case.name}-scratch"
+    faults = [{**fault} for fault in case.faults]
+    for number, fault in enumerate(faults):
+        if fault.pop("repeated", False) or "value" in fault:
+            continue
+        fault["once"] = str(scratch / f"once-{number}")
+    running = start(out, scratch, faults, False, case.settings)
+    try:
+        if case.disturb is not None:
+            case.disturb(running)
+        attempt = running.end()
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+    total, problems = attempt.seconds, []
+    if attempt.code != case.code:
+        problems.append(f"exit code {attempt.code}, not {case.code}: {attempt.cause}")
+    if case.cause not in attempt.cause:
+        problems.append(f"the first line is {attempt.cause!r}, not about {case.cause!r}")
+    missing = set(case.events) - {event["event"] for event in journal(out)}
+    if missing:
+        problems.append(f"no event {', '.join(sorted(missing))}")
+    if left := _left(out):
+        problems.append(f"processes are left: {left}")
+    same: bool | None = None
+    if case.same is not None:
+        for number in range(ATTEMPTS):
+            if attempt.code == 0:
+                break
+            if case.between is not None:
+                case.between(out)
+            attempt = start(out, scratch, [], True, {}).end()
+            total += attempt.seconds
+            code, cause = case.resumed or (0, "")
+            if number == 0 and (attempt.code != code or cause not in attempt.cause):
+                problems.append(f"resumed once: exit code {attempt.code}: {attempt.cause}")
+        if attempt.code != 0:
+            problems.append(f"not resumed: {attempt.cause}")
+        else:
+            same = hashes(out) == expected
+            if not same:
+                problems.append("other bytes")
+    return Outcome(not problems, same, total - usual, "; ".join(problems))
+
+
+def _left(out: Path) -> list[str]:
+    deadline = time.monotonic() + 10.0
+    while (left := [command for _, command in family(out)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [command[:80] for command in left]
+
+
+def _fault(at: str, when: str, do: str, repeated: bool = False, **match: Any) -> dict[str, Any]:
+    """A fault; `match` names arguments as a0, a1_round, ..."""
+    places = {name[1:].replace("_", ".", 1): value for name, value in match.items()}
+    fault = {"at": at, "when": when, "do": do, "match": places}
+    return {**fault, "repeated": True} if repeated else fault
+
+
+def _when(event: str, round: int, act: Callable[[Running], None]) -> Disturb:
+    def disturb(running: Running) -> None:
+        running.until(event, round)
+        act(running)
+
+    return disturb
+
+
+def _kill(word: str, number: signal.Signals = signal.SIGKILL) -> Callable[[Running], None]:
+    return lambda running: running.kill(word, number)
+
+
+def _stop(number: signal.Signals) -> Callable[[Running], None]:
+    """A clean stop, which must take less than ten seconds."""
+
+    def act(running: Running) -> None:
+        running.process.send_signal(number)
+        try:
+            running.process.wait(timeout=10.0)
+        except subprocess.TimeoutExpired:
+            raise AssertionError("the run did not stop within 10 s") from None
+
+    return act
+
+
+def _damage(pattern: str, how: str) -> Between:
+    """Spoil the newest file of a pattern, once."""
+
+    def between(out: Path) -> None:
+        marker = out.with_name(f"{out.name}-damaged")
+        if marker.exists():
+            return
+        marker.touch()
+        path = sorted(out.glob(pattern))[-1]
+        data = bytearray(path.read_bytes())
+        if how == "flipped":
+            data[len(data) // 2] ^= 4
+        path.write_bytes({"empty": b"", "truncated": bytes(data[:-10])}.get(how, bytes(data)))
+
+    return between
+
+
+def _backed_up(pattern: str, how: str) -> tuple[Disturb, Between]:
+    """Spoil a site's newest private state; put the backup back only after the run complained."""
+    kept: dict[str, bytes] = {}
+
+    def disturb(running: Running) -> None:
+        running.until("round_done", 1)
+        running.process.send_signal(signal.SIGTERM)
+
+    def between(out: Path) -> None:
+        path = sorted(out.glob(pattern))[-1] if not kept else Path(next(iter(kept)))
+        if kept:
+            path.write_bytes(kept[str(path)])
+            return
+        kept[str(path)] = path.read_bytes()
+        if how == "missing":
+            path.unlink()
+        else:
+            _damage(pattern, how)(out)
+
+    return disturb, between
+
+
+def _second_node(running: Running) -> None:
+    """A stranger starts a SuperNode with the name of a client that is there."""
+    running.until("round_done", 1)
+    port = _superlink_port(running)
+    place = f"client-name='client-00' state-dir='{running.scratch / 'other'}'"
+    config = f"{place} partition-id=0 num-partitions=2"
+    with (running.scratch / "second.log").open("wb") as log:
+        second = subprocess.Popen(
+            [
+                str(Path(sys.executable).parent / "flower-supernode"),
+                "--insecure",
+                *("--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1", "--port", "33217"),
+                *("--node-config", config),
+            ],
+            env={**os.environ, "FLWR_HOME": str(running.scratch / "flower")},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        running.process.wait(timeout=300)
+    finally:
+        os.killpg(second.pid, signal.SIGKILL)
+        second.wait()
+
+
+def _superlink_port(running: Running) -> str:
+    for _, command in family(running.out):
+        words = command.split()
+        if "flower-superlink" in command and "--port" in words:
+            return words[words.index("--port") + 1]
+    raise AssertionError("no SuperLink")
+
+
+def _clock(running: Running) -> None:
+    (running.scratch / "a-day-later").touch()
+
+
+TRAIN_2 = {"a1_round": 2, "a1_kind": "train", "a0_site_name": "client-01"}
+SAVE_2 = {"a0_folder": "client-01", "a1": 2}
+STATE = "state/*/client-01/round-000001.safetensors"
+_state = {how: _backed_up(STATE, how) for how in ("missing", "truncated", "empty", "flipped")}
+
+CASES = (
+    Case(
+        "server-before-sampling",
+        "ServerApp killed before it samples round 2",
+        (_fault("server.strategy:Coordinator.sample", "before", "kill", a1=2),),
+        code=1,
+        cause="the ServerApp ended",
+    ),
+    Case(
+        "server-half-the-replies",
+        "ServerApp killed with half of the replies of round 2 in",
+        (
+            _fault(
+                "server.strategy:Coordinator._refusal",
+                "after",
+                "kill",
+                a2_round=2,
+                a2_kind="train",
+            ),
+        ),
+        code=1,
+        cause="the ServerApp ended",
+    ),
+    Case(
+        "server-in-checkpoint",
+        "ServerApp killed while it writes the checkpoint of round 2",
+        (
+            _fault(
+                "blend_core.state:write_bytes_atomic",
+                "instead",
+                "tear",
+                a0="checkpoints/round-000002",
+            ),
+        ),
+        code=1,
+        cause="the ServerApp ended",
+        quick=True,
+    ),
+    Case(
+        "server-after-checkpoint",
+        "ServerApp killed after the checkpoint of round 2",
+        (_fault("server.checkpoints:Checkpoints.save", "after", "kill", a1_round=2),),
+        code=1,
+        cause="the ServerApp ended",
+    ),
+    Case(
+        "supernode",
+        "SuperNode of client-01 killed after round 1",
+        disturb=_when("round_done", 1, _kill("client-name='client-01'")),
+    ),
+    Case(
+        "worker",
+        "worker of client-01 killed after round 1",
+        disturb=_when("round_done", 1, lambda r: r.kill('"name": "client-01"')),
+    ),
+    Case(
+        "worker-training",
+        "worker killed before it trains round 2",
+        (_fault("client.node:Node.train", "before", "kill", **TRAIN_2),),
+    ),
+    Case(
+        "worker-before-saving",
+        "worker killed after training round 2, before it saves",
+        (_fault("blend_core.state:Generations.save", "before", "kill", **SAVE_2),),
+        quick=True,
+    ),
+    Case(
+        "worker-before-replying",
+        "worker killed after it saved round 2, before it replies",
+        (_fault("blend_core.state:Generations.save", "after", "kill", **SAVE_2),),
+    ),
+    Case(
+        "clientapp-before",
+        "ClientApp process killed before training",
+        (_fault("client.link:ask", "before", "kill", a0_name="client-01", a2_round=2),),
+    ),
+    Case(
+        "clientapp-after",
+        "ClientApp process killed after training, before it replies",
+        (_fault("client.link:ask", "after", "kill", a0_name="client-01", a2_round=2),),
+    ),
+    Case(
+        "superlink",
+        "SuperLink killed after round 1",
+        disturb=_when("round_done", 1, _kill("flower-superlink")),
+        code=1,
+        cause="the SuperLink ended",
+    ),
+    Case(
+        "launcher",
+        "the `blend run` command itself killed after round 1",
+        disturb=_when("round_done", 1, lambda r: r.process.kill()),
+        code=-9,
+    ),
+    Case(
+        "sigterm",
+        "SIGTERM after round 1",
+        disturb=_when("round_done", 1, _stop(signal.SIGTERM)),
+        code=143,
+        cause="stopped by SIGTERM",
+    ),
+    Case(
+        "ctrl-c",
+        "Ctrl-C after round 1",
+        disturb=_when("round_done", 1, _stop(signal.SIGINT)),
+        code=130,
+        cause="stopped by SIGINT",
+        quick=True,
+    ),
+    *(
+        Case(
+            f"checkpoint-{how}",
+            f"stopped after round 2, its checkpoint {how}",
+            disturb=_when("round_done", 2, _stop(signal.SIGTERM)),
+            between=_damage("checkpoints/round-*.safetensors", how),
+            code=143,
+            cause="stopped by SIGTERM",
+        )
+        for how in ("truncated", "empty", "flipped")
+    ),
+    *(
+        Case(
+            f"state-{how}",
+            f"stopped after round 1, private state of client-01 {how}: refused until restored",
+            disturb=_state[how][0],
+            between=_state[how][1],
+            code=143,
+            cause="stopped by SIGTERM",
+            resumed=(3, "client-01 has lost its state"),
+        )
+        for how in _state
+    ),
+    Case(
+        "full-disk-server",
+        "disk full at the checkpoint of round 2",
+        (
+            _fault(
+                "blend_core.state:os.replace",
+                "before",
+                f"raise OSError {errno.ENOSPC}",
+                a1="checkpoints/round-000002",
+            ),
+        ),
+        code=3,
+        cause="No space left on device",
+    ),
+    Case(
+        "full-disk-site",
+        "disk full at a site when it saves round 2",
+        (
+            _fault(
+                "blend_core.state:os.replace",
+                "before",
+                f"raise OSError {errno.ENOSPC}",
+                a1="client-01/round-000002",
+            ),
+        ),
+        code=1,
+        cause="No space left on device",
+    ),
+    Case(
+        "read-only-site",
+        "a site's state folder turns read-only in round 2",
+        (
+            _fault(
+                "blend_core.state:os.open",
+                "before",
+                f"raise OSError {errno.EROFS}",
+                a0="client-01/.round-000002",
+            ),
+        ),
+        code=1,
+        cause="Read-only file system",
+    ),
+    Case(
+        "clock",
+        "the wall clock of all processes jumps ahead by a day after round 1",
+        disturb=_when("round_done", 1, _clock),
+    ),
+    Case(
+        "second-name",
+        "a second SuperNode claims the name of a client that is there",
+        disturb=_second_node,
+    ),
+    Case(
+        "slow",
+        "a client takes ten times the deadline in round 2",
+        (_fault("client.node:local_update", "before", "sleep 200", a5="client-01", a6=2),),
+        settings={"server.round_timeout": 20, "server.min_replies": 1},
+        events=("absent",),
+        same=None,
+    ),
+    Case(
+        "gone",
+        "a client stops for ever in round 2",
+        (
+            _fault(
+                "client.node:local_update",
+                "before",
+                "sleep 1000",
+                repeated=True,
+                a5="client-01",
+            ),
+        ),
+        settings={"server.round_timeout": 20, "server.min_replies": 1},
+        events=("absent",),
+        same=None,
+    ),
+    Case(
+        "memory",
+        "out of memory in a client's training step",
+        (
+            _fault(
+                "client.node:local_update",
+                "before",
+                "raise MemoryError",
+                a5="client-01",
+                a6=2,
+            ),
+        ),
+        code=1,
+        cause="out of memory",
+    ),
+)

@@ -1,0 +1,134 @@
+"""Puts faults into any Python process that has this folder on its PYTHONPATH.
+
+The environment variable CHAOS holds a JSON list of faults:
+
+    {"at": "module:attribute", "when": "before" | "after" | "instead",
+     "match": {"1.round": 2}, "do": "kill" | "sleep 5" | "raise OSError 28" | "tear",
+     "once": "/path/of/a/marker"}
+
+`match` looks at the arguments of the call: an index, then attributes; an integer must be equal, a
+text contained. With `once` the fault happens in one call of one process only. A fault of the form
+{"at": "module:attribute", "value": ...} replaces a value as soon as the module is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("CHAOS", "[]"))
+
+
+class Finder:
+    """Finds the modules that have faults, and lets them be patched once they are executed."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        faults = [fault for fault in FAULTS if fault["at"].partition(":")[0] == name]
+        if not faults:
+            return None
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader.exec_module = patched(spec.loader.exec_module, faults)  # type: ignore
+                return spec
+        return None
+
+
+def patched(
+    execute: Callable[[ModuleType], None], faults: list[dict[str, Any]]
+) -> Callable[[ModuleType], None]:
+    def execute_and_patch(module: ModuleType) -> None:
+        execute(module)
+        for fault in faults:
+            patch(module, fault)
+
+    return execute_and_patch
+
+
+def patch(module: ModuleType, fault: dict[str, Any]) -> None:
+    *owners, name = fault["at"].partition(":")[2].split(".")
+    owner: Any = module
+    for part in owners:
+        owner = getattr(owner, part)
+    if "value" in fault:
+        setattr(owner, name, fault["value"])
+        return
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        if not matches(args, fault.get("match", {})) or not first(fault.get("once")):
+            return original(*args, **kwargs)
+        if fault["when"] == "before":
+            happen(fault["do"], args)
+            return original(*args, **kwargs)
+        if fault["when"] == "after":
+            result = original(*args, **kwargs)
+            happen(fault["do"], args)
+            return result
+        return happen(fault["do"], args)
+
+    setattr(owner, name, faulty)
+
+
+def matches(args: tuple[Any, ...], wanted: dict[str, Any]) -> bool:
+    for place, value in wanted.items():
+        index, *names = place.split(".")
+        found: Any = args[int(index)]
+        for name in names:
+            found = getattr(found, name)
+        if found != value if isinstance(value, int) else value not in str(found):
+            return False
+    return True
+
+
+def first(marker: str | None) -> bool:
+    """Whether nobody has been here before; for ever true without a marker."""
+    if marker is None:
+        return True
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def happen(what: str, args: tuple[Any, ...]) -> None:
+    verb, *words = what.split()
+    if verb == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif verb == "sleep":
+        time.sleep(float(words[0]))
+    elif verb == "raise":
+        kind = {"OSError": OSError, "MemoryError": MemoryError}[words[0]]
+        raise kind(int(words[1]), os.strerror(int(words[1]))) if len(words) > 1 else kind()
+    elif verb == "tear":
+        # Half of a file is on the disk when the process is killed.
+        path, data = Path(args[0]), args[1]
+        path.with_name(f".{path.name}.{os.getpid()}.tmp").write_bytes(data[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        raise ValueError(what)
+
+
+if FAULTS:
+    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+if day := os.environ.get("CHAOS_CLOCK"):
+    # From the moment the file is there, the wall clock of every process is a day ahead.
+    real = time.time
+
+    def moved() -> float:
+        return real() + (86_400.0 if os.path.exists(day) else 0.0)
+
+    time.time = moved

@@ -1,0 +1,242 @@
+"""`blend keys` and `blend site start`: what is written, for whom, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+
+from blend_core.errors import ConfigError, SiteError
+from deploy.certificates import host_names, load_certificate
+from deploy.site_start import supernode_command
+
+
+@pytest.fixture
+def federation(blend, tmp_path: Path) -> Path:
+    folder = tmp_path / "fed"
+    code, _, error = blend("keys", "create-federation", folder, "--host", "FL.example.org")
+    assert code == 0, error
+    return folder
+
+
+@pytest.fixture
+def site(blend, federation: Path, tmp_path: Path) -> Path:
+    """A site's folder, filled in at the site."""
+    assert blend("keys", "add-site", federation, "hospital-a")[0] == 0
+    folder = federation / "sites" / "hospital-a"
+    settings = yaml.safe_load((folder / "site.yaml").read_text())
+    (tmp_path / "photos").mkdir()
+    settings |= {"data-dir": str(tmp_path / "photos"), "state-dir": str(tmp_path / "state")}
+    (folder / "site.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+def handshake(server: Path, authority: Path, name: str) -> None:
+    """One TLS connection over a pair of sockets, as strict as a client can be."""
+    import socket
+
+    ours, theirs = socket.socketpair()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server / "server.crt", server / "server.key")
+
+    def serve() -> None:
+        try:
+            context.wrap_socket(theirs, server_side=True).close()
+        except OSError:
+            theirs.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        client = ssl.create_default_context(cafile=authority)
+        client.verify_flags |= ssl.VERIFY_X509_STRICT
+        client.wrap_socket(ours, server_hostname=name).close()
+    finally:
+        ours.close()
+        thread.join(timeout=5)
+
+
+def test_a_client_with_the_ca_trusts_the_server_by_its_names_only(federation):
+    server, authority = federation / "superlink", federation / "superlink" / "ca.crt"
+    handshake(server, authority, "fl.example.org")
+    # The SuperLink's own helpers call it by this.
+    handshake(server, authority, "127.0.0.1")
+    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
+        handshake(server, authority, "other.example.org")
+
+
+def test_another_federations_ca_does_not_vouch_for_the_server(federation, blend, tmp_path):
+    other = tmp_path / "other"
+    assert blend("keys", "create-federation", other, "--host", "fl.example.org")[0] == 0
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(federation / "superlink", other / "ca" / "ca.crt", "fl.example.org")
+
+
+def test_private_keys_are_for_their_owner_alone_and_the_cas_stays_apart(federation, site):
+    private = [federation / "ca" / "ca.key", federation / "superlink" / "server.key"]
+    for path in [*private, site / "node.key"]:
+        assert path.stat().st_mode & 0o777 == 0o600, path
+    assert federation.stat().st_mode & 0o077 == 0
+    secret = (federation / "ca" / "ca.key").read_text().splitlines()[1]
+    for folder in (federation / "superlink", site):
+        for path in folder.iterdir():
+            assert secret not in path.read_text(), path
+    assert {p.name for p in site.iterdir()} == {"README.txt", "ca.crt", "node.key", "site.yaml"}
+
+
+def test_flower_reads_a_sites_keys(federation, site):
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.cli.supernode.register import try_load_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    private = load_ssh_private_key((site / "node.key").read_bytes(), None)
+    public = try_load_public_key(federation / "public-keys" / "hospital-a.pub")
+    assert public_key_to_bytes(private.public_key()) == public
+
+
+def test_nothing_is_overwritten(federation, site, blend):
+    before = {p: p.read_bytes() for p in federation.rglob("*") if p.is_file()}
+    code, _, error = blend("keys", "create-federation", federation, "--host", "a.org")
+    assert (code, "exists" in error) == (2, True)
+    code, _, error = blend("keys", "add-site", federation, "hospital-a")
+    assert (code, "hospital-a has a key" in error) == (2, True)
+    shutil.rmtree(site)  # Handed over: the name is still taken.
+    assert blend("keys", "add-site", federation, "hospital-a")[0] == 2
+    left = {p: p.read_bytes() for p in federation.rglob("*") if p.is_file()}
+    assert left == {p: data for p, data in before.items() if site not in p.parents}
+    assert not list(federation.parent.glob(".fed*"))
+
+
+@pytest.mark.parametrize("host", ["fl.example.org:9300", "10.0.0.500", "a b", "", "a..b", "*.org"])
+def test_a_host_that_is_no_name_or_address_is_refused_before_anything_is_made(
+    blend, tmp_path, host
+):
+    code, _, error = blend("keys", "create-federation", tmp_path / "new", "--host", host)
+    assert (code, "must be a DNS name or an IP address" in error) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_addresses_go_into_the_certificate_as_addresses(blend, tmp_path):
+    hosts = ["--host", "::1", "--host", "10.0.0.5", "--host", "localhost"]
+    assert blend("keys", "create-federation", tmp_path / "fed", *hosts)[0] == 0
+    certificate = load_certificate(tmp_path / "fed" / "superlink" / "server.crt")
+    assert host_names(certificate) == ["::1", "10.0.0.5", "localhost", "127.0.0.1"]
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert blend("keys", "add-site", tmp_path / "fed", "a")[0] == 0
+    text = (tmp_path / "fed" / "sites" / "a" / "site.yaml").read_text()
+    assert yaml.safe_load(text)["superlink"] == "[::1]:9300"
+
+
+def test_a_site_is_not_sent_where_the_certificate_does_not_hold(federation, blend):
+    for address in ("elsewhere.org:9300", "fl.example.org", "fl.example.org:0"):
+        code, _, error = blend("keys", "add-site", federation, "a", "--superlink", address)
+        assert (code, address in error) == (2, True), address
+    assert list((federation / "public-keys").iterdir()) == []
+    code, _, error = blend("keys", "add-site", federation, "../evil")
+    assert (code, "must be 1 to 64 letters" in error) == (2, True)
+
+
+def test_renewal_keeps_the_ca_and_may_change_the_names(federation, blend):
+    old = load_certificate(federation / "superlink" / "server.crt")
+    authority = (federation / "ca" / "ca.crt").read_bytes()
+    assert blend("keys", "renew", federation, "--days", "10")[0] == 0
+    new = load_certificate(federation / "superlink" / "server.crt")
+    assert new.serial_number != old.serial_number
+    assert host_names(new) == host_names(old)
+    assert (new.not_valid_after_utc - new.not_valid_before_utc).days == 11  # One backdated.
+    assert blend("keys", "renew", federation, "--host", "new.org")[0] == 0
+    handshake(federation / "superlink", federation / "superlink" / "ca.crt", "new.org")
+    assert (federation / "superlink" / "ca.crt").read_bytes() == authority
+    shutil.rmtree(federation / "ca")
+    code, _, error = blend("keys", "renew", federation)
+    assert (code, "ca.crt is missing" in error) == (2, True)
+
+
+def test_show_tells_expiry_names_and_the_fingerprint_of_ssh_keygen(federation, site, blend):
+    assert blend("keys", "renew", federation, "--days", "20")[0] == 0
+    code, out, _ = blend("keys", "show", federation)
+    assert code == 0
+    assert "SuperLink: for fl.example.org, 127.0.0.1\n" in out
+    assert "19 days left" in out
+    assert "blend keys renew" in out
+    assert f"private key still in {site / 'node.key'}" in out
+    if shutil.which("ssh-keygen"):
+        public = str(federation / "public-keys" / "hospital-a.pub")
+        printed = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, check=True)
+        assert f"site hospital-a: {printed.stdout.decode().split()[1]};" in out
+
+
+def test_the_site_starts_by_tls_with_its_key_and_never_otherwise(site, tmp_path):
+    command = supernode_command(site)
+    assert command[0].endswith("flower-supernode")
+    assert "--insecure" not in command
+    for option, value in {
+        "--superlink": "fl.example.org:9300",
+        "--root-certificates": str(site / "ca.crt"),
+        "--auth-supernode-private-key": str(site / "node.key"),
+        "--port": "9094",
+    }.items():
+        assert command[command.index(option) + 1] == value
+    config = command[command.index("--node-config") + 1]
+    assert "client-name='hospital-a'" in config
+    assert f"data-dir='{tmp_path}/photos'" in config
+
+
+def test_the_readme_has_the_command_that_site_start_composes(site):
+    readme = (site / "README.txt").read_text()
+    options = {part for part in supernode_command(site) if part.startswith("--")}
+    # The port of the local API is Flower's own unless site.yaml says otherwise.
+    assert {o for o in options if o in readme} == options - {"--port"}
+    assert "--insecure" not in readme
+
+
+def change(site: Path, **values: object) -> None:
+    settings = yaml.safe_load((site / "site.yaml").read_text())
+    settings |= {key.replace("_", "-"): value for key, value in values.items()}
+    (site / "site.yaml").write_text(yaml.safe_dump(settings))
+
+
+def test_a_wrong_setting_of_a_site_is_named_before_anything_starts(site):
+    for values, reason in (
+        ({"superlink": "http://fl.example.org"}, "superlink"),
+        ({"port": 0}, "port"),
+        ({"insecure": True}, "insecure: unknown key"),
+        ({"client_name": "../a"}, "client-name"),
+        ({"worker_idle": "long"}, "worker-idle"),
+    ):
+        before = (site / "site.yaml").read_text()
+        change(site, **values)
+        with pytest.raises(ConfigError, match=reason):
+            supernode_command(site)
+        (site / "site.yaml").write_text(before)
+    for text in ("- a\n", "a: [1]\n", "a: {", "\0"):
+        (site / "site.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=r"site\.yaml"):
+            supernode_command(site)
+
+
+def test_a_site_with_an_open_missing_or_broken_key_does_not_start(site, tmp_path):
+    key = site / "node.key"
+    key.chmod(0o640)
+    with pytest.raises(SiteError, match="chmod 600"):
+        supernode_command(site)
+    key.chmod(0o600)
+    key.write_text("broken")
+    with pytest.raises(SiteError, match=r"node\.key"):
+        supernode_command(site)
+    key.unlink()
+    with pytest.raises(SiteError, match=r"node\.key"):
+        supernode_command(site)
+    (site / "ca.crt").write_text("broken")
+    with pytest.raises(SiteError, match=r"ca\.crt"):
+        supernode_command(site)
+    (tmp_path / "photos").rmdir()
+    with pytest.raises(SiteError, match="data-dir"):
+        supernode_command(site)
