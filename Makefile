@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all chaos lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/blend run
@@ -13,6 +13,9 @@ test: $(VENV)/.test-installed lint
 
 test-all: $(VENV)/.test-installed lint
 	$(BIN)/python -m pytest -m ""
+
+chaos: $(VENV)/.test-installed
+	PYTHONPATH=tests $(BIN)/python -m chaos
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .

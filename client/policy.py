@@ -83,7 +83,9 @@ class Policy(Section):
         description="backbone.weights; without this rule a server may name any file to be tried",
     )
     backbone_sha256: list[Sha256] | None = Field(
-        None, min_length=1, description="SHA-256 of the frozen weights, as in results.json"
+        None,
+        min_length=1,
+        description="SHA-256 of the frozen weights; a refusal names that of the weights it met",
     )
     precisions: list[Precision] | None = Field(None, min_length=1, description="train.precision")
     devices: list[Literal["cpu", "cuda", "auto"]] | None = Field(

@@ -66,6 +66,8 @@ client-name: {name}
 data-dir: /data/photos
 # Private model state. It must survive restarts, and a backup of it is worth having.
 state-dir: /var/lib/blend
+# What a server may ask of this site; see docs/sites.md.
+# policy: /etc/blend/policy.yaml
 """
 
 

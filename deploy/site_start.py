@@ -46,6 +46,7 @@ def supernode_command(folder: Path) -> list[str]:
         ConfigError: `site.yaml` is wrong.
         SiteError: key, certificate or images are missing or unusable.
     """
+    from client.policy import site_policy
     from client.site import Site
     from deploy.engine import script
     from deploy.node_config import node_config
@@ -59,6 +60,7 @@ def supernode_command(folder: Path) -> list[str]:
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise ConfigError(f"{folder / SETTINGS}: port = {port!r}: must be from 1 to 65535")
     site = Site.from_node_config(values)
+    site_policy(site)  # A wrong one would refuse every request, and say why only in a log.
     if site.data_dir is not None and not site.data_dir.is_dir():
         raise SiteError(
             f"data-dir {site.data_dir} is no folder; write yours in {folder / SETTINGS}"

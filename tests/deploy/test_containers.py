@@ -251,6 +251,7 @@ def test_keys_are_registered_by_name_and_a_second_time_is_no_error(tmp_path, mon
         monkeypatch,
         'if [ -e "$6" ]; then echo "Public key already in use"; exit 1; fi; touch "$6"',
     )
+    capsys.readouterr()
     operate.register()
     assert sorted(path.name for path in out.iterdir()) == NAMES
     operate.register()
