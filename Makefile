@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests that run at a time; some start a federation of their own, with up to 2 GB.
+TESTERS ?= 2
 
 .PHONY: demo test test-all chaos lint clean
 
@@ -9,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/blend run
 
 test: $(VENV)/.test-installed lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TESTERS)
 
 test-all: $(VENV)/.test-installed lint
 	$(BIN)/python -m pytest -m ""

@@ -69,8 +69,7 @@ until_end() {
         printf '%s %s  ' "$service" "$(state "$service" '{{.RestartCount}}')"; done)"
 }
 
-# Hashes of the shared and of every site's private tensors, as the results have them, and of the
-# newest file of private state on every site's own volume.
+# Hashes of the shared and of every site's private tensors.
 hashes() {
     docker exec "$(container superlink)" python -c "
 import json
@@ -78,10 +77,6 @@ results = json.load(open('/results/check/results.json'))
 print('shared', results['shared_sha256'])
 for client in results['clients']:
     print(client['name'], client['private_sha256'])"
-    for number in 0 1 2; do
-        docker exec "$(container site-$number)" sh -c \
-            'cd /var/lib/blend/*/client-0? && sha256sum "$(ls round-* | tail -n 1)"'
-    done
 }
 
 hardened() {
@@ -94,15 +89,13 @@ hardened() {
         2>>"$WORK/log" || fail "a site can write where it must not"
 }
 
-if [ -z "${SKIP_BUILD:-}" ]; then
-    say "build"
-    # shellcheck disable=SC2086
-    docker build ${BUILD:-} --file deploy/docker/Dockerfile --tag "$BLEND_IMAGE" \
-        --build-arg BASE_IMAGE="${BASE_IMAGE:-python:3.11-slim-bookworm}" \
-        --build-arg PIP_ARGS="${PIP_ARGS:-}" . >>"$WORK/log" 2>&1 || { tail "$WORK/log"; exit 1; }
-fi
-say "image: $(docker image inspect --format '{{.Size}}' "$BLEND_IMAGE") bytes"
 say "engine $(docker version --format '{{.Server.Version}}'), $($COMPOSE version | head -n 1)"
+say "build"
+# shellcheck disable=SC2086
+docker build ${BUILD:-} --file deploy/docker/Dockerfile --tag "$BLEND_IMAGE" \
+    --build-arg BASE_IMAGE="${BASE_IMAGE:-python:3.11-slim-bookworm}" \
+    --build-arg PIP_ARGS="${PIP_ARGS:-}" . >"$WORK/log" 2>&1 || { tail "$WORK/log"; exit 1; }
+say "image: $(docker image inspect --format '{{.Size}}' "$BLEND_IMAGE") bytes"
 
 up
 hardened

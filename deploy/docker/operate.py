@@ -107,7 +107,7 @@ def _follow(tail: EventTail, submission: subprocess.Popen[bytes], deadline: floa
     last, end = "", deadline
     while time.monotonic() < end:
         for event in tail.read():
-            last = event["event"]
+            last = str(event["event"])
             if last == "failed":
                 raise error_from_code(str(event["message"]), int(event["exit_code"]))
             if last == "finished":

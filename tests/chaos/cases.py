@@ -346,7 +346,6 @@ CASES = (
         disturb=_when("round_done", 1, _stop(signal.SIGINT)),
         code=130,
         cause="stopped by SIGINT",
-        quick=True,
     ),
     *(
         Case(
