@@ -34,7 +34,8 @@ def print_results(results: Results, path: Path, console: Console) -> None:
     if method != "zero-shot":
         summaries[method] = {**results["final"], "best_on_test": results.get("best_on_test")}
     console.print(metrics_table(summaries))
-    for line in (*_left_out(results), *_remarks(results), *_noise(results), *_refused(results)):
+    parts = (_left_out, _remarks, _noise, _refused, _interrupted)
+    for line in [line for part in parts for line in part(results)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(costs_table(results))
     seconds = results["seconds"]
@@ -159,6 +160,20 @@ def _refused(results: Results) -> list[str]:
         ]
         often = max(found["reasons"].items(), key=lambda item: item[1])[0]
         lines.append(f"{client}: {', '.join(parts)}: {often}")
+    return lines
+
+
+def _interrupted(results: Results) -> list[str]:
+    """Where the run was stopped and went on, and who had lost private state."""
+    lines = []
+    if after := results.get("resumed_after_rounds"):
+        lines.append(f"resumed after round {_listed(after)}")
+    lines += [
+        f"cold start: {cold['client']} had lost its private state of round {cold['lost']} in round "
+        f"{cold['round']} and went on from "
+        + (f"that of round {cold['used']}" if cold["used"] else "the initial values")
+        for cold in results.get("cold_starts", ())
+    ]
     return lines
 
 

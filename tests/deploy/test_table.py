@@ -232,3 +232,16 @@ def test_refused_and_absent_clients_are_told_with_their_rounds():
     ) in lines
     assert "aggregation: krum, every client alike" in lines
     assert "aggregation" not in "\n".join(printed(results(aggregation="mean", refusals={})))
+
+
+def test_a_table_says_where_the_run_was_stopped_and_who_had_lost_its_state() -> None:
+    cold = [
+        {"round": 4, "client": "client-00", "lost": 3, "used": 1},
+        {"round": 5, "client": "client-01", "lost": 4, "used": 0},
+    ]
+    lines = printed(results(resumed_after_rounds=[2, 3], cold_starts=cold))
+    assert "resumed after round 2, 3" in lines
+    lost = "had lost its private state of round"
+    assert f"cold start: client-00 {lost} 3 in round 4 and went on from that of round 1" in lines
+    assert f"cold start: client-01 {lost} 4 in round 5 and went on from the initial values" in lines
+    assert not any("resumed" in line or "cold" in line for line in printed(results()))
