@@ -17,6 +17,9 @@ from blend_core.state import StateError, make_folder, write_bytes_atomic
 KEY_FILE = "noise.key"
 _KEY_BYTES = 32
 
+# Flower divides by the norm of a change and fails at 0. This one is lost in any sum.
+NEXT_TO_NOTHING = 1e-100
+
 
 def noise_seed(experiment: Experiment, folder: Path, *purpose: str | int) -> int:
     """Seed of one draw of noise; the same again when a round is done again.
@@ -24,7 +27,8 @@ def noise_seed(experiment: Experiment, folder: Path, *purpose: str | int) -> int
     Args:
         experiment: `privacy.noise_from` says whether the seed is secret.
         folder: where this party keeps what only it may read; gets `noise.key`.
-        purpose: names the draw, e.g. a round.
+        purpose: names the draw, e.g. a round, and a hash of what is covered: one noise on two
+            contents gives their difference away.
 
     Returns:
         An integer in [0, 2**63).
@@ -36,6 +40,27 @@ def noise_seed(experiment: Experiment, folder: Path, *purpose: str | int) -> int
     if experiment.privacy.noise_from == "secret":
         root = _key(folder)
     return derive_seed(root, "privacy", *purpose)
+
+
+def require_server_key(experiment: Experiment, folder: Path, finished: int) -> None:
+    """Refuse to draw a server's key anew: a round that is done again would get other noise.
+
+    Args:
+        experiment: its privacy settings.
+        folder: of the run.
+        finished: newest round that has a checkpoint, 0 before the first.
+
+    Raises:
+        StateError: rounds are done, and the key of their noise is gone.
+    """
+    privacy, path = experiment.privacy, folder / KEY_FILE
+    if finished < 1 or privacy.kind != "central" or privacy.noise_from != "secret":
+        return
+    if not path.exists():
+        raise StateError(
+            f"{path}: is missing, and there are checkpoints up to round {finished}; restore it "
+            "from the backup of the run (a round that was released would get other noise)"
+        )
 
 
 def _key(folder: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from blend_core.config import DATASET_KINDS, DatasetKind, Experiment, Precision
+from blend_core.config import DATASET_KINDS, DatasetKind, Experiment, Precision, PrivacyConfig
 from blend_core.errors import ConfigError, SiteError
 from blend_core.methods import method_names
 from blend_core.schema import Section, validation_line
@@ -91,6 +91,22 @@ class Policy(Section):
     devices: list[Literal["cpu", "cuda", "auto"]] | None = Field(
         None, min_length=1, description="train.device; cuda:N counts as cuda"
     )
+    privacy_kinds: list[Literal["none", "central", "local"]] | None = Field(
+        None,
+        min_length=1,
+        description="privacy.kind; without none in it, privacy.noise_from must be secret",
+    )
+    min_noise_multiplier: float | None = Field(
+        None,
+        gt=0.0,
+        description="smallest privacy.noise_multiplier; demands noise, privacy.noise_from secret",
+    )
+    max_clipping_norm: float | None = Field(
+        None,
+        gt=0.0,
+        description="largest privacy.clipping_norm; demands noise, privacy.noise_from secret, and "
+        "clipping fixed, because an adaptive norm has no bound",
+    )
 
     def require(self, experiment: Experiment, site: Site) -> None:
         """Refuse what can be refused before anything is opened that the experiment names.
@@ -107,6 +123,7 @@ class Policy(Section):
             if bound is not None and (number is None or _size(number) > bound):
                 shown = key if number is None else f"{key} = {number}"
                 raise _refusal(site, rule, bound, shown)
+        self._require_noise(experiment.privacy, site)
         for key, path in _read_from(experiment, site):
             if self.data_roots is not None and not _inside(path, self.data_roots):
                 raise _refusal(site, "data_roots", None, key)
@@ -130,6 +147,28 @@ class Policy(Section):
                 site, "min_train_images", None, "to take part with so few training images"
             )
 
+    def _require_noise(self, privacy: PrivacyConfig, site: Site) -> None:
+        """Refuse noise that is missing, too small, or that everybody can compute."""
+        least, most = self.min_noise_multiplier, self.max_clipping_norm
+        bounds = [("min_noise_multiplier", least), ("max_clipping_norm", most)]
+        demands: list[tuple[str, object]] = [
+            (rule, bound) for rule, bound in bounds if bound is not None
+        ]
+        if privacy.kind == "none" and demands:
+            raise _refusal(site, *demands[0], "privacy.kind = 'none'")
+        if least is not None and privacy.noise_multiplier < least:
+            what = f"privacy.noise_multiplier = {privacy.noise_multiplier}"
+            raise _refusal(site, "min_noise_multiplier", least, what)
+        if most is not None and privacy.clipping == "adaptive":
+            raise _refusal(site, "max_clipping_norm", most, "privacy.clipping = 'adaptive'")
+        if most is not None and privacy.clipping_norm > most:
+            what = f"privacy.clipping_norm = {privacy.clipping_norm}"
+            raise _refusal(site, "max_clipping_norm", most, what)
+        if self.privacy_kinds is not None and "none" not in self.privacy_kinds:
+            demands.append(("privacy_kinds", self.privacy_kinds))
+        if demands and privacy.noise_from != "secret":
+            raise _refusal(site, *demands[0], f"privacy.noise_from = {privacy.noise_from!r}")
+
     def _named(self, experiment: Experiment, site: Site) -> Iterator[tuple[str, str, str]]:
         """(rule, setting, its value) of settings that a list must name."""
         yield "methods", "method.name", experiment.method.name
@@ -141,6 +180,7 @@ class Policy(Section):
         yield "weights", "backbone.weights", experiment.backbone.weights
         yield "precisions", "train.precision", experiment.train.precision
         yield "devices", "train.device", experiment.train.device.partition(":")[0]
+        yield "privacy_kinds", "privacy.kind", experiment.privacy.kind
 
     def _bounded(self, experiment: Experiment) -> Iterator[tuple[str, str, Any]]:
         """(rule, setting, its value) of settings with a bound; None: not to be bounded so."""

@@ -10,12 +10,9 @@ import numpy.typing as npt
 
 from blend_core.config import Experiment, PrivacyConfig
 from blend_core.messages import Tensors, flatten, shaped
-from blend_core.noise import global_numpy, noise_seed
+from blend_core.noise import NEXT_TO_NOTHING, global_numpy, noise_seed
 
 Vector = npt.NDArray[np.float64]
-
-# Flower divides by the norm of a change and fails at 0. This one is lost in any sum.
-_NEXT_TO_NOTHING = 1e-100
 
 
 def outgoing(
@@ -57,7 +54,7 @@ def _clipped_with_noise(change: Vector, privacy: PrivacyConfig) -> Vector:
     )
 
     if not change.any():
-        change[0] = _NEXT_TO_NOTHING
+        change[0] = NEXT_TO_NOTHING
     arrays = [change]
     compute_clip_model_update(arrays, [np.zeros_like(change)], privacy.clipping_norm)
     add_gaussian_noise_inplace(arrays, 2 * privacy.clipping_norm * privacy.noise_multiplier)

@@ -14,6 +14,7 @@ which is what Flower 1.42 reads and what it makes itself.
 from __future__ import annotations
 
 import datetime
+import errno
 import ipaddress
 import os
 import re
@@ -32,12 +33,16 @@ from blend_core.errors import ConfigError
 from blend_core.state import StateError, write_bytes_atomic
 
 CA_DAYS = 3650
+# What is left of a certificate's time when its owner is told to make the next one.
+SOON = datetime.timedelta(days=30)
 # With --host 0.0.0.0 the SuperLink's own helpers call it by this address.
 LOOPBACK = "127.0.0.1"
 # A site whose clock is a little behind must not find the certificate not yet valid.
 _BACKDATED = datetime.timedelta(days=1)
 _CURVE = ec.SECP384R1()
 _HOST = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+# What renaming a folder onto something says (rename(2)); the last one onto a file.
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 _PRIVATE = 0o600
 _PUBLIC = 0o644
 
@@ -114,8 +119,12 @@ def add_site(folder: Path, name: str, texts: Mapping[str, str]) -> Path:
     """
     authority = load_certificate(folder / "superlink" / "ca.crt")
     public = public_key_file(folder, name)
+    site = folder / "sites" / name
     if public.exists():
-        raise ConfigError(f"{public} exists: {name} has a key; choose another name")
+        raise ConfigError(
+            f"{public} exists: {name} has a key; choose another name, or for a new key remove "
+            f"this file and {site} and unregister the old one"
+        )
     key = ec.generate_private_key(_CURVE)
     private = key.private_bytes(
         serialization.Encoding.PEM,
@@ -125,11 +134,15 @@ def add_site(folder: Path, name: str, texts: Mapping[str, str]) -> Path:
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    site = folder / "sites" / name
     with _new_folder(site) as draft:
         keys = {"node.key": (private, _PRIVATE), "ca.crt": _public_pem(authority)}
         _write(draft, keys | _texts(texts))
+    # Last: what lies among the public keys is registered, so its private key must be there.
+    try:
         _write(public.parent, {public.name: (line + f" {name}\n".encode(), _PUBLIC)})
+    except BaseException:
+        shutil.rmtree(site, ignore_errors=True)
+        raise
     return site
 
 
@@ -149,9 +162,12 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 
 def host_names(certificate: x509.Certificate) -> list[str]:
-    """The DNS names and IP addresses a certificate is for, in its order."""
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [str(name.value) for name in names]
+    """The DNS names and IP addresses a certificate is for, in its order; none: it names no host."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return [str(n.value) for n in extension.value if isinstance(n, x509.DNSName | x509.IPAddress)]
 
 
 def _alternative_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
@@ -288,7 +304,9 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         yield draft
         try:
             os.rename(draft, folder)  # Fails on a folder that holds anything, and on a file.
-        except OSError:
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise StateError(f"{folder}: cannot be created: {error.strerror}") from error
             raise ConfigError(f"{folder} exists; nothing is overwritten: name another") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)

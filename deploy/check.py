@@ -16,12 +16,13 @@ def check(experiment: Experiment) -> None:
     """Put clients, backbone, method and class names together, without weights and images.
 
     Raises:
-        ConfigError: clients, data, backbone or method do not fit together.
+        ConfigError: clients, data, backbone, method or privacy do not fit together.
         SiteError: images of a data set are missing.
     """
     from blend_core.data import class_names, client_names, prompt_template, require_data
     from blend_core.methods import build_method
     from blend_core.weights import require_source
+    from server.budget import require_shared
 
     if client_names(experiment) is None:
         raise ConfigError("data.kind = 'folders' needs data.root, the folder of all sites")
@@ -33,6 +34,7 @@ def check(experiment: Experiment) -> None:
     require_data(experiment)
     require_source(experiment.backbone)
     method = build_method(experiment.method, _described(experiment.backbone), experiment.seed)
+    require_shared(experiment, method.parameter_counts()["shared"])
     if names := class_names(experiment):
         method.tokenize(names, prompt_template(experiment))
 

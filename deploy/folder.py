@@ -16,7 +16,7 @@ from blend_core.config import Experiment
 from blend_core.errors import ConfigError
 from blend_core.report.runs import RESULTS
 from blend_core.settings import load_experiment
-from blend_core.state import write_bytes_atomic
+from blend_core.state import lock_folder, write_bytes_atomic
 from deploy.options import Engine
 from server.checkpoints import Checkpoint, Checkpoints, require_same
 
@@ -65,14 +65,18 @@ def reopen_folder(
 
     Raises:
         ConfigError: there is no run, or it would be another experiment.
-        StateError: its checkpoints are damaged.
+        StateError: its checkpoints are damaged, or it still runs.
     """
     folder = folder.expanduser().absolute()
     config = folder / CONFIG
     if not config.is_file():
         raise ConfigError(f"--resume {folder}: no run is there ({CONFIG} is missing)")
     experiment = load_experiment(str(config), overrides)
-    before = Checkpoints(folder).newest()
+    checkpoints = Checkpoints(folder)
+    if checkpoints.exist():
+        with lock_folder(checkpoints.generations.folder):  # Before anything of it is changed.
+            pass
+    before = checkpoints.newest()
     if before is not None:
         require_same(experiment, before)
         if before.engine not in list(Engine):

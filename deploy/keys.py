@@ -21,7 +21,6 @@ keys = typer.Typer(
 PORT = 9300
 # Half of what a CA is good for; see `deploy.certificates.CA_DAYS`.
 MAX_DAYS = 1825
-SOON_DAYS = 30
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder of keys.")]
 Days = Annotated[
@@ -114,6 +113,11 @@ def add_site(
     checked_name("NAME", name)
     server = certificates.load_certificate(folder / "superlink" / "server.crt")
     hosts = certificates.host_names(server)
+    if not hosts:
+        raise ConfigError(
+            f"{folder / 'superlink' / 'server.crt'}: names no host; "
+            "blend keys renew --host makes one that does"
+        )
     first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
     address = superlink or f"{first}:{PORT}"
     host, colon, port = address.rpartition(":")
@@ -161,11 +165,11 @@ def show(folder: Folder) -> None:
     for title, name in (("CA", "ca.crt"), ("SuperLink", "server.crt")):
         certificate = certificates.load_certificate(folder / "superlink" / name)
         end = certificate.not_valid_after_utc
-        left = (end - datetime.datetime.now(datetime.UTC)).days
-        state = "ENDED" if left < 0 else f"{left} days left"
+        left = end - datetime.datetime.now(datetime.UTC)
+        state = "ENDED" if left.days < 0 else f"{left.days} days left"
         print(f"{title}: valid until {end:%Y-%m-%d}, {state}")
     print(f"SuperLink: for {', '.join(certificates.host_names(certificate))}")
-    if left < SOON_DAYS:
+    if left < certificates.SOON:
         print("SuperLink: blend keys renew makes its next certificate")
     for path in sorted((folder / "public-keys").glob("*.pub")):
         held = folder / "sites" / path.stem / "node.key"

@@ -12,26 +12,20 @@ def node_config(values: Mapping[str, Scalar]) -> str:
     """Pairs for `--node-config`, e.g. `client-name='a' partition-id=0`.
 
     Raises:
-        ConfigError: a text cannot be quoted.
+        ConfigError: a text holds a single quote or a control character.
     """
-    return " ".join(f"{key}={_literal(value)}" for key, value in values.items())
+    return " ".join(f"{key}={_literal(key, value)}" for key, value in values.items())
 
 
-def quoted(text: str) -> str:
-    """A value in the single quotes that Flower's node config understands; they have no escapes.
-
-    Raises:
-        ConfigError: the text holds a single quote or a control character.
-    """
-    if "'" in text or not text.isprintable():
-        raise ConfigError(
-            f"{text!r}: Flower cannot be given a path with a single quote or a control character; "
-            "use another folder"
-        )
-    return f"'{text}'"
-
-
-def _literal(value: Scalar) -> str:
+def _literal(key: str, value: Scalar) -> str:
+    """A value as Flower's node config understands it: texts in single quotes, without escapes."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return quoted(value) if isinstance(value, str) else str(value)
+    if not isinstance(value, str):
+        return str(value)
+    if "'" in value or not value.isprintable():
+        raise ConfigError(
+            f"{key} = {value!r}: must have no single quote and no control character, which "
+            "Flower's node config cannot hold"
+        )
+    return f"'{value}'"

@@ -17,7 +17,6 @@ CA = "ca.crt"
 KEY = "node.key"
 # Flower's own, of the SuperNode's local API; a second SuperNode on a machine needs another.
 RUNTIME_PORT = 9094
-WARN_DAYS = 30
 _ADDRESS = re.compile(r"\S+:\d{1,5}")
 
 
@@ -65,8 +64,7 @@ def supernode_command(folder: Path) -> list[str]:
         raise SiteError(
             f"data-dir {site.data_dir} is no folder; write yours in {folder / SETTINGS}"
         )
-    _check_certificate(folder / CA)
-    _check_key(folder / KEY)
+    _check_keys(folder)
     return [
         script("flower-supernode"),
         *("--superlink", superlink),
@@ -95,36 +93,16 @@ def _settings(path: Path) -> dict[str, Any]:
     return values
 
 
-def _check_certificate(path: Path) -> None:
-    import datetime
+def _check_keys(folder: Path) -> None:
+    """The checks of `blend doctor`: failures are raised, warnings printed."""
+    from deploy.checks.keys import root_certificates, site_key
 
-    from deploy.certificates import load_certificate
-
-    try:
-        end = load_certificate(path).not_valid_after_utc
-    except ConfigError as error:
-        raise SiteError(str(error)) from None
-    left = (end - datetime.datetime.now(datetime.UTC)).days
-    if left < 0:
-        raise SiteError(f"{path} ended on {end:%Y-%m-%d}; ask the server's operator for a new one")
-    if left < WARN_DAYS:
-        print(f"warning: {path} ends on {end:%Y-%m-%d}", flush=True)
-
-
-def _check_key(path: Path) -> None:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    try:
-        others = path.stat().st_mode & 0o077
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise SiteError(f"{path}: is not a readable private key of OpenSSH ({error})") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise SiteError(f"{path}: is not an EC key; blend keys add-site makes one")
-    if others:
-        raise SiteError(f"{path} can be read by others on this machine: chmod 600 {path}")
+    for check in (root_certificates(folder / CA), site_key(folder / KEY)):
+        line = f"{check.found}; {check.advice}"
+        if check.level == "failure":
+            raise SiteError(line)
+        if check.level == "warning":
+            print(f"warning: {line}", flush=True)
 
 
 def _environment() -> dict[str, str]:

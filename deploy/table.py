@@ -34,8 +34,8 @@ def print_results(results: Results, path: Path, console: Console) -> None:
     if method != "zero-shot":
         summaries[method] = {**results["final"], "best_on_test": results.get("best_on_test")}
     console.print(metrics_table(summaries))
-    parts = (_left_out, _remarks, _noise, _refused, _interrupted)
-    for line in [line for part in parts for line in part(results)]:
+    told = (_left_out, _remarks, _noise, _refused, _interrupted)
+    for line in [line for say in told for line in say(results)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(costs_table(results))
     seconds = results["seconds"]

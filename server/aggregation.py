@@ -40,12 +40,12 @@ def aggregate(
     from server.flower_rules import central, robust
 
     before = flatten(shared).astype(np.float64)
-    changes = [flatten(uploads[client]).astype(np.float64) - before for client in sorted(uploads)]
+    changes = {c: flatten(uploads[c]).astype(np.float64) - before for c in sorted(uploads)}
     if protected:
         norm = budget.clipping_norm
         change, budget.clipping_norm = central(changes, asked, experiment, norm, round, folder)
     else:
-        change = robust(changes, experiment.server)
+        change = robust(list(changes.values()), experiment.server)
     return shaped(before + change, shared)
 
 

@@ -7,10 +7,29 @@ from typing import Any
 
 from blend_core.accounting import epsilon
 from blend_core.config import Experiment
+from blend_core.errors import ConfigError
 
 NOT_COVERED = (
     "the shared tensors only: numbers of images, counts of right answers and losses carry no noise"
 )
+
+
+def require_shared(experiment: Experiment, shared: int) -> None:
+    """Refuse noise where it would cover nothing.
+
+    Args:
+        experiment: its method and privacy settings.
+        shared: number of values that are shared, `Method.parameter_counts`.
+
+    Raises:
+        ConfigError: privacy is asked for, and nothing is shared.
+    """
+    if experiment.privacy.kind != "none" and shared == 0:
+        raise ConfigError(
+            f"privacy.kind {experiment.privacy.kind}: method {experiment.method.name} shares "
+            "nothing with these settings, so there is nothing to add noise to; leave it out, or "
+            "let the method share something (method.aggregate)"
+        )
 
 
 class Budget:

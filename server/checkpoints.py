@@ -43,6 +43,7 @@ class Checkpoint:
         last_round: client -> newest round of which its reply entered a mean.
         record: what the results are made of so far, as JSON data.
         resumed_after: rounds after which the run was resumed.
+        members: names of the clients; empty before they have joined.
     """
 
     round: int
@@ -55,6 +56,7 @@ class Checkpoint:
     last_round: dict[str, int] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
     resumed_after: list[int] = field(default_factory=list)
+    members: list[str] = field(default_factory=list)
 
 
 class Checkpoints:

@@ -8,7 +8,7 @@ in `aggregation`, so that the plain mean needs none of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +26,11 @@ from flwr.serverapp.strategy import (
 from flwr.serverapp.strategy.strategy import Strategy
 
 from blend_core.config import Experiment, PrivacyConfig, ServerConfig
-from blend_core.noise import global_numpy, noise_seed
+from blend_core.noise import NEXT_TO_NOTHING, global_numpy, noise_seed, require_server_key
+from blend_core.state import tensors_sha256
+from server.checkpoints import Checkpoints
 
 Vector = npt.NDArray[np.float64]
-
-# Flower divides by the norm of a change and fails at 0. This one is lost in any sum.
-_NEXT_TO_NOTHING = 1e-100
 
 
 def robust(changes: Sequence[Vector], server: ServerConfig) -> Vector:
@@ -45,7 +44,7 @@ def robust(changes: Sequence[Vector], server: ServerConfig) -> Vector:
 
 
 def central(
-    changes: Sequence[Vector],
+    replied: Mapping[str, Vector],
     asked: int,
     experiment: Experiment,
     clipping_norm: float,
@@ -59,7 +58,7 @@ def central(
     the noise by.
 
     Args:
-        changes: per client that replied, in the order of names, its change [P].
+        replied: client -> its change [P]; at least one.
         asked: clients that were asked, at least as many.
         experiment: its privacy settings and seed.
         clipping_norm: of this round.
@@ -68,12 +67,21 @@ def central(
 
     Returns:
         The noisy mean change [P] and the clipping norm of the next round.
+
+    Raises:
+        StateError: the key cannot be used, or is gone although rounds are done.
     """
     privacy = experiment.privacy
+    require_server_key(experiment, folder, Checkpoints(folder).finished_round())
+    changes = [replied[client] for client in sorted(replied)]
+    # A round may be done again after it was released, with others who reply. With the same noise
+    # the difference of both means would be bare.
+    what = tensors_sha256(replied)
+    seed = noise_seed(experiment, folder, round, asked, clipping_norm.hex(), what)
     absent = asked - len(changes)
     whole = [_not_nothing(change) for change in changes]
     whole += [_not_nothing(np.zeros_like(changes[0]))] * absent
-    with global_numpy(noise_seed(experiment, folder, round)):
+    with global_numpy(seed):
         if privacy.clipping == "fixed":
             wrapper = DifferentialPrivacyServerSideFixedClipping(
                 FedAvg(), privacy.noise_multiplier, clipping_norm, asked
@@ -166,5 +174,5 @@ def _not_nothing(change: Vector) -> Vector:
     if change.any():
         return change
     change = change.copy()
-    change[0] = _NEXT_TO_NOTHING
+    change[0] = NEXT_TO_NOTHING
     return change

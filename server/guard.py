@@ -169,7 +169,8 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
         return f"its cold_start is {one_line(str(statistics['cold_start'])[:80])}"
     worker = statistics.get("worker", {"pid": 0, "backbone_loads": 0})
     if not isinstance(worker, dict) or not all(
-        type(worker.get(key)) is int for key in ("pid", "backbone_loads")
+        type(worker.get(key)) is int and 0 <= worker[key] < 2**31
+        for key in ("pid", "backbone_loads")
     ):
         return f"its worker is {_shown(worker)}"
     return None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from blend_core.state import StateError, make_folder
 
 JOURNAL = "events.jsonl"
 
@@ -15,21 +18,29 @@ JOURNAL = "events.jsonl"
 class Journal:
     """Appends events to `folder/events.jsonl`; every line is whole and flushed at once.
 
-    It is a view for people and launchers, not a record: results and checkpoints are. `echo`, if
-    given, gets a line for every event but the single replies.
+    It is a view for people and launchers, not a record: results and checkpoints are. So a line
+    that cannot be written is no reason to fail. `echo`, if given, gets a line for every event but
+    the single replies.
+
+    Raises:
+        StateError: the folder or the file cannot be made.
     """
 
     def __init__(self, folder: Path, echo: Callable[[str], None] | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.echo = echo
-        self._file = (folder / JOURNAL).open("a", encoding="utf-8")
+        try:
+            # Unbuffered: what could not be written is not tried again in the middle of the next.
+            self._file = (folder / JOURNAL).open("ab", buffering=0)
+        except OSError as error:
+            raise StateError(f"{folder / JOURNAL}: cannot be written: {error.strerror}") from None
         if _cut(folder / JOURNAL):  # A run that was killed while it wrote, and is resumed.
-            self._file.write("\n")
+            self._append(b"\n")
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event with the time in unix seconds."""
-        self._file.write(json.dumps({"time": time.time(), "event": event, **facts}) + "\n")
-        self._file.flush()
+        line = json.dumps({"time": time.time(), "event": event, **facts}) + "\n"
+        self._append(line.encode())
         if self.echo is not None and event != "heard":
             told = {k: v for k, v in facts.items() if v is not None and not isinstance(v, dict)}
             numbers = {k: f"{v:.1f}" for k, v in told.items() if isinstance(v, float)}
@@ -39,6 +50,13 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        # A full disk must not hide from the user what else it stops: checkpoints say it better.
+        try:
+            self._file.write(line)
+        except OSError as error:
+            print(f"blend: {JOURNAL}: {error.strerror}", file=sys.stderr, flush=True)
 
 
 def _cut(path: Path) -> bool:

@@ -31,9 +31,11 @@ from blend_core.messages import Kind, Reply, Request, Tensors
 from blend_core.methods import build_method
 from blend_core.methods.base import Method, snapshot
 from blend_core.names import is_plain_name
+from blend_core.noise import require_server_key
 from blend_core.randomness import numpy_generator
 from blend_core.state import lock_folder
 from server.aggregation import aggregate
+from server.budget import require_shared
 from server.checkpoints import Checkpoint, Checkpoints, require_same
 from server.guard import disagreement, outliers, refusal
 from server.journal import Journal
@@ -91,6 +93,8 @@ class Coordinator:
         self.record = Record(experiment, engine, started or time.time())
         # Rounds after which the run was resumed.
         self.resumed_after: list[int] = []
+        # Clients of the rounds so far, which a resumed run must have again.
+        self.expected: list[str] = []
         self.members: dict[str, Reply] = {}
         # Newest accepted upload of each client, if the method or the settings want them kept.
         self.uploads: dict[str, Tensors] = {}
@@ -114,16 +118,22 @@ class Coordinator:
         return dealt_data(self.experiment)[1]
 
     def run(self) -> None:
-        """Run to the end and write the results; errors are written to the journal and raised."""
-        try:
-            with lock_folder(self.checkpoints.generations.folder):
+        """Run to the end and write the results; errors are written to the journal and raised.
+
+        Raises:
+            StateError: another server runs in the folder.
+            BlendError: the run failed.
+        """
+        # Whoever owns the folder already must not read in its journal that it has failed.
+        with lock_folder(self.checkpoints.generations.folder):
+            try:
                 self._run()
-        except BaseException as error:
-            code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
-            self.journal.write("failed", message=described(error), exit_code=code)
-            raise
-        finally:
-            self.journal.close()
+            except BaseException as error:
+                code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
+                self.journal.write("failed", message=described(error), exit_code=code)
+                raise
+            finally:
+                self.journal.close()
 
     def _run(self) -> None:
         experiment = self.experiment
@@ -135,6 +145,7 @@ class Coordinator:
             clients=experiment.clients,
         )
         self.record.parameters = self.method.parameter_counts()
+        require_shared(experiment, self.record.parameters["shared"])
         if names := class_names(experiment):  # Too long ones must not wait for the sites.
             self.method.tokenize(names, prompt_template(experiment))
         done, shared = self._begin()
@@ -156,10 +167,14 @@ class Coordinator:
 
         Raises:
             ConfigError: the run was begun as another experiment.
-            StateError: there are checkpoints, but all are damaged.
+            StateError: there are checkpoints, but all are damaged, or `noise.key` is gone.
         """
+        if self.resume:
+            require_server_key(self.experiment, self.out, self.checkpoints.finished_round())
         found = self.checkpoints.newest(self._warn) if self.resume else None
         if found is None:
+            if self.resume:
+                self._warn(f"no checkpoint in {self.out}: the run begins with round 1")
             shared = snapshot(self.method.shared())
             self._save(0, shared)  # So that the federation's name survives from here on.
             return 0, shared
@@ -169,6 +184,7 @@ class Coordinator:
         self.federation, self.uploads = found.federation, found.uploads
         self.last_round = found.last_round
         self.resumed_after = [*found.resumed_after, found.round]
+        self.expected = found.members
         self.record.restore(found.record)
         self.journal.write("resumed", round=found.round, of=self.experiment.rounds)
         return found.round, found.shared
@@ -189,6 +205,7 @@ class Coordinator:
                 last_round=self.last_round,
                 record=self.record.state(),
                 resumed_after=self.resumed_after,
+                members=sorted(self.members) or self.expected,
             )
         )
 
@@ -201,7 +218,9 @@ class Coordinator:
         """
         wanted, timeout = self.experiment.clients, self.experiment.server.formation_timeout
         request = Request("join", self.federation, 0, self.experiment.to_json(), evaluate=True)
-        known = client_names(self.experiment)
+        known = self.expected or client_names(self.experiment)
+        # In a federation that we started ourselves every node is ours, and its error final.
+        ours = self.record.engine != "flower"
         self.journal.write("forming", have=[], want=wanted)
         # Of shapes all must agree with the first: each renders them itself.
         manifest = "" if self.experiment.data.kind == "folders" else None
@@ -209,13 +228,14 @@ class Coordinator:
             manifest = self._partition.sha256()
         refused: list[str] = []
         for reply in self.transport.join(request, timeout):
-            if reply.error is not None:
+            named = is_plain_name(reply.client) and (not known or reply.client in known)
+            if reply.error is not None and (named or ours):
                 raise error_from_code(one_line(reply.error), reply.exit_code)
-            reason = self._refusal(reply, request, reply.client)
+            reason = reply.error or self._refusal(reply, request, reply.client)
             if reason is None:
                 first = next(iter(self.members.values()), reply)
                 reason = disagreement(reply, first, manifest)
-            if not is_plain_name(reply.client) or (known is not None and reply.client not in known):
+            if reply.error is None and not named:
                 reason = "no client of this experiment has that name"
             if reason is not None:
                 client, reason = one_line(reply.client, 80), one_line(reason)
@@ -262,6 +282,7 @@ class Coordinator:
             if server.needed_replies > server.min_replies:
                 what += f", aggregation {server.aggregation} needs {server.needed_replies}"
             raise _failure(f"round {round}: {what}", problems)
+        self._note_cold_starts(replies)
         uploads = {client: reply.shared for client, reply in replies.items()}
         stale = self.experiment.server.aggregate_stale
         if self.method.keeps_uploads or stale:
@@ -328,6 +349,7 @@ class Coordinator:
         replies, problems = self._collect(requests)
         if not replies:
             raise _failure("final evaluation: no client answered", problems)
+        self._note_cold_starts(replies)
         self.record.evaluated(start, replies, problems)
 
     def _collect(
@@ -340,8 +362,8 @@ class Coordinator:
         for client, reply in self.transport.ask(requests, timeout):
             round = requests[client].round
             reason = reply.error or self._refusal(reply, requests[client], client)
-            if reason in (None, reply.error):
-                self._note_state(client, reply, requests[client])
+            if reply.error is not None:
+                self._note_lost(client, reply, requests[client].round)
             if reason is None:
                 replies[client] = reply
             else:
@@ -365,25 +387,37 @@ class Coordinator:
             self.journal.write("absent", round=round, client=client, reason=reason)
         return replies, problems
 
-    def _note_state(self, client: str, reply: Reply, request: Request) -> None:
+    def _note_lost(self, client: str, reply: Reply, round: int) -> None:
         """Put lost private state into the journal, whatever follows from it.
 
         Raises:
             SiteError: it is lost and `state.on_missing` is "fail".
         """
-        if reply.error is not None and reply.statistics.get("state") == "lost":
-            reason = one_line(reply.error)
-            self.journal.write("state_lost", round=request.round, client=client, reason=reason)
-            if self.experiment.state.on_missing == "fail":
-                raise SiteError(f"round {request.round}: {client} has lost its state: {reason}")
-        elif reply.error is None and (cold := reply.statistics.get("cold_start")) is not None:
+        if reply.statistics.get("state") != "lost":
+            return
+        reason = one_line(str(reply.error))
+        self.journal.write("state_lost", round=round, client=client, reason=reason)
+        if self.experiment.state.on_missing == "fail":
+            raise SiteError(f"round {round}: {client} has lost its state: {reason}")
+
+    def _note_cold_starts(self, replies: Mapping[str, Reply]) -> None:
+        """Put what clients that counted say of lost private state into journal and results."""
+        for client, reply in sorted(replies.items()):
+            if (cold := reply.statistics.get("cold_start")) is None:
+                continue
             reason = f"lost its state of round {cold['lost']} and started from round {cold['used']}"
-            self.journal.write("state_lost", round=request.round, client=client, reason=reason)
-            self.record.cold_starts.append({"round": request.round, "client": client, **cold})
+            self.journal.write("state_lost", round=reply.round, client=client, reason=reason)
+            self.record.cold_starts.append({"round": reply.round, "client": client, **cold})
 
     def _refusal(self, reply: Reply, request: Request, client: str) -> str | None:
         private = self.method.private()
-        return refusal(reply, request, client, private, self.experiment.server)
+        reason = refusal(reply, request, client, private, self.experiment.server)
+        cold = reply.statistics.get("cold_start")
+        if reason is not None or cold is None:
+            return reason
+        if self.experiment.state.on_missing == "fail" or cold["lost"] != request.last_round:
+            return "it speaks of a cold start that it may not make"
+        return None
 
     def _requests(
         self, kind: Kind, round: int, shared: Tensors, clients: list[str], evaluate: bool

@@ -122,7 +122,7 @@ class FlowerTransport:
             self._second.pop(node, None)
             if node not in online:
                 continue
-            if reply.error is None and self.nodes.get(reply.client, node) in online - {node}:
+            if self.nodes.get(reply.client, node) in online - {node}:
                 if node in fresh:
                     logger.warning("client %s has a living node; a second waits", reply.client)
                 self._second[node] = reply

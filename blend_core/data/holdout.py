@@ -19,7 +19,7 @@ from blend_core.data.repeated import file_digest, file_size
 from blend_core.data.site_images import SiteImages
 from blend_core.errors import SiteError
 from blend_core.randomness import derive_seed
-from blend_core.state import make_folder, write_json_atomic
+from blend_core.state import StateError, make_folder, write_json_atomic
 
 __all__ = [
     "LEAST",
@@ -81,18 +81,21 @@ def apply_holdout(
     new = [] if draws else [n for n in classes_of(images.train) if n not in choices]
     choices |= {name: [] for name in new}
     _, test, choices = hold_out(images.train, share, choices)
-    files = dict(known.files)
-    for image in test:
-        path = data_dir / image.path
-        if file_size(path) not in files.values() or file_digest(path).hex() not in files:
-            files[file_digest(path).hex()] = file_size(path)
-    files.pop("", None)  # Of a file that cannot be read.
+    files = dict(known.files) | _files(data_dir, test)
     # Copies of what was just drawn.
     _add_same(data_dir, images.train, files, choices)
     train, test, choices = hold_out(images.train, share, choices)
     moved = replace(images, train=train, test=(*images.test, *test))
     held = Held({name: paths for name, paths in choices.items() if name not in new or paths}, files)
     return moved, None if held == known else held
+
+
+def _files(data_dir: Path, images: Sequence[SiteImage]) -> dict[str, int]:
+    """SHA-256 and size of each image's file; files that cannot be read are left out."""
+    paths = [data_dir / image.path for image in images]
+    files = {file_digest(path).hex(): file_size(path) for path in paths}
+    files.pop("", None)
+    return files
 
 
 def _add_same(
@@ -185,13 +188,19 @@ def holdout_lock(file: Path | None) -> Iterator[None]:
 
     Raises:
         SiteError: another run takes too long.
+        StateError: the lock cannot be made in the file's folder.
     """
     if file is None:
         yield
         return
     make_folder(file.parent)
     deadline = time.monotonic() + _PATIENCE
-    with open(file.with_suffix(".lock"), "ab") as lock:
+    path = file.with_suffix(".lock")
+    try:
+        lock = open(path, "ab")  # noqa: SIM115 - what fails inside is not about this file.
+    except OSError as error:
+        raise StateError(f"{path}: cannot be opened: {error.strerror}") from error
+    with lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,6 +212,8 @@ def holdout_lock(file: Path | None) -> Iterator[None]:
                         "end that one first"
                     ) from None
                 time.sleep(_POLL)
+            except OSError as error:
+                raise StateError(f"{path}: cannot be locked: {error.strerror}") from error
         yield
 
 

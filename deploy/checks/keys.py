@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from deploy.certificates import SOON, host_names
 from deploy.checks import CONFIGURATION, Check, Settings, failure, ok, warning
 
-SOON = timedelta(days=30)
 # No key is longer; what is longer is not read.
 LONGEST = 1_000_000
 _OPENSSH = b"BEGIN OPENSSH PRIVATE KEY"
@@ -92,33 +92,44 @@ def root_certificates(path: Path) -> Check:
     except ValueError:
         advice = "name the file of the CA certificate (-----BEGIN CERTIFICATE-----)"
         return failure(name, f"{path}: holds no PEM certificate", advice, CONFIGURATION)
-    return min((validity(name, c) for c in certificates), key=lambda check: -_rank(check))
+    renewal = "ask the server's operator for a new one"
+    checks = (validity(name, certificate, renewal) for certificate in certificates)
+    worst = min(checks, key=lambda check: -_rank(check))
+    return replace(worst, found=f"{path}: {worst.found}")
 
 
-def validity(name: str, certificate: x509.Certificate) -> Check:
-    """Whether a certificate is valid by this machine's clock, and for another month."""
+def site_key(path: Path) -> Check:
+    """The private key of a site, which flower-supernode takes in OpenSSH's format only."""
+    name, found = "site's key", Found()
+    for check in _read(path, name, found):
+        if check.level == "failure":
+            return replace(check, found=f"{path}: {check.found}")
+    if path not in found.private or _OPENSSH not in path.read_bytes():
+        what, advice = f"{path}: is no private key of OpenSSH", "blend keys add-site makes one"
+        return failure(name, what, advice, CONFIGURATION)
+    return ok(name, f"{path}: private key, readable by its owner alone")
+
+
+def validity(name: str, certificate: x509.Certificate, renewal: str = "make a new one") -> Check:
+    """Whether a certificate is valid by this machine's clock, and for another month.
+
+    Args:
+        name: of the check.
+        certificate: any.
+        renewal: what to do about one that has expired or will soon.
+    """
     now = datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     what = f"{_kind(certificate)}, valid until {end:%Y-%m-%d}"
     if end < now:
         what = f"{_kind(certificate)}, expired on {end:%Y-%m-%d}"
-        return failure(name, what, "make a new one, or set the clock if it is ahead", CONFIGURATION)
+        return failure(name, what, f"{renewal}, or set the clock if it is ahead", CONFIGURATION)
     if begin > now:
         what = f"{_kind(certificate)}, valid only from {begin:%Y-%m-%d %H:%M} UTC"
         return failure(name, what, "set this machine's clock: it is behind", CONFIGURATION)
     if end - now < SOON:
-        return warning(name, what, "make a new one before that day")
+        return warning(name, what, f"{renewal} before that day")
     return ok(name, what)
-
-
-def names_of(certificate: x509.Certificate) -> list[str]:
-    """Host names and addresses that a certificate is good for."""
-    try:
-        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        return []
-    names = extension.value.get_values_for_type(x509.DNSName)
-    return [*names, *map(str, extension.value.get_values_for_type(x509.IPAddress))]
 
 
 def trouble_or_validity(
@@ -138,7 +149,7 @@ def _leaf_trouble(
     host: str | None,
 ) -> tuple[str, str] | None:
     """What is wrong with a server's certificate, and what to do."""
-    names = names_of(certificate)
+    names = host_names(certificate)
     if _public_bytes(certificate.public_key()) not in private:
         return "no private key beside it fits", "put the key it was made with into this folder"
     if authorities and not any(_signed(certificate, authority) for authority in authorities):
@@ -209,7 +220,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 def _kind(certificate: x509.Certificate) -> str:
     if _is_authority(certificate):
         return "CA certificate"
-    names = ", ".join(names_of(certificate))
+    names = ", ".join(host_names(certificate))
     return f"certificate for {names}" if names else "certificate"
 
 

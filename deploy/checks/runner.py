@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from typing import IO
@@ -20,6 +20,9 @@ from deploy.children import telling_lines
 
 # All at the same time; shown in this order.
 GROUPS = ("machine", "model", "site", "superlink")
+# Seconds. A process need not end: the system keeps one that waits for a dead network mount, even
+# when it is killed.
+_PATIENCE = 5.0
 _NOWHERE = "http://127.0.0.1:9"
 # Weights must be here already: nothing is fetched, be it from the hub or by a plain URL.
 OFFLINE = {
@@ -30,6 +33,8 @@ OFFLINE = {
 
 # A group and what it says; None: it has ended.
 _Line = tuple[str, Check | None]
+# How a group failed to come to its end, and what to do; None: it came to its end.
+_Ending = tuple[str, str] | None
 
 
 def examine(
@@ -45,27 +50,33 @@ def examine(
     deadline = time.monotonic() + timeout
     checks: dict[str, list[Check]] = {group: [] for group in GROUPS}
     lines: queue.Queue[_Line] = queue.Queue()
-    endings: dict[str, str] = {}
+    endings: dict[str, _Ending] = {}
     with ExitStack() as stack:
         files = {group: stack.enter_context(tempfile.TemporaryFile()) for group in GROUPS}
         running = {group: _start(group, settings, files[group], lines) for group in GROUPS}
-        for process in running.values():
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        while len(endings) < len(GROUPS):
-            try:
-                group, check = lines.get(timeout=max(deadline - time.monotonic(), 0.0))
-            except queue.Empty:
-                break
-            if check is None:
-                endings[group] = _ending(running[group], files[group])
-                continue
-            if not check.done:
-                on_progress(check.found)
-            if checks[group] and not checks[group][-1].done:
-                checks[group].pop()
-            checks[group].append(check)
-    return [check for group in GROUPS for check in _told(group, checks[group], endings, timeout)]
+        try:
+            while len(endings) < len(GROUPS):
+                try:
+                    group, check = lines.get(timeout=max(deadline - time.monotonic(), 0.0))
+                except queue.Empty:
+                    break
+                if check is None:
+                    endings[group] = _ending(running[group], files[group])
+                    continue
+                if not check.done:
+                    on_progress(check.found)
+                if checks[group] and not checks[group][-1].done:
+                    checks[group].pop()
+                checks[group].append(check)
+        finally:
+            stuck = _killed(running)
+    late = f"not finished within {timeout:.0f} s"
+    for group in (group for group in GROUPS if group not in endings):
+        endings[group] = (late, "give --timeout more seconds")
+        if group in stuck:
+            what = f"{late}, and process {running[group].pid} cannot be killed"
+            endings[group] = (what, "does a folder lie on a network mount that does not answer?")
+    return [check for group in GROUPS for check in _told(group, checks[group], endings[group])]
 
 
 def exit_code(checks: list[Check]) -> int:
@@ -98,22 +109,39 @@ def _start(
     return process
 
 
-def _ending(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
-    """Why a group ended before its work was done; "" if it was."""
-    code = process.wait()
+def _killed(running: Mapping[str, subprocess.Popen[bytes]]) -> set[str]:
+    """End all processes; the groups of those that do not end even so."""
+    for process in running.values():
+        process.kill()
+    deadline, stuck = time.monotonic() + _PATIENCE, set()
+    for group, process in running.items():
+        try:
+            process.wait(timeout=max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            stuck.add(group)
+    return stuck
+
+
+def _ending(process: subprocess.Popen[bytes], errors: IO[bytes]) -> _Ending:
+    """Why a group ended before its work was done."""
+    try:
+        code = process.wait(timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        what = f"said nothing more, and process {process.pid} did not end within {_PATIENCE:g} s"
+        return what, "run blend doctor again"
     if code == 0:
-        return ""
+        return None
     errors.seek(0)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"its process ended ({how}): {telling_lines(errors.read().decode(errors='replace'))}"
+    why = telling_lines(errors.read().decode(errors="replace"))
+    return f"its process ended ({how}): {why}", "install again: pip install ."
 
 
-def _told(group: str, checks: list[Check], endings: dict[str, str], timeout: float) -> list[Check]:
+def _told(group: str, checks: list[Check], ending: _Ending) -> list[Check]:
     """What a group said, with an end for what it did not finish."""
-    what = endings.get(group, f"not finished within {timeout:.0f} s")
-    if not what:
+    if ending is None:
         return checks
-    advice = "install again: pip install ." if group in endings else "give --timeout more seconds"
+    what, advice = ending
     if not checks or checks[-1].done:
         return [*checks, failure(group, what, advice, CONFIGURATION)]
     begun = checks[-1]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from deploy.certificates import host_names
 from deploy.checks import (
     SUPERLINK,
     Check,
@@ -19,7 +20,7 @@ from deploy.checks import (
     ok,
     warning,
 )
-from deploy.checks.keys import names_of, validity
+from deploy.checks.keys import validity
 
 NAME = "SuperLink"
 # Seconds for a connection, and for each answer.
@@ -101,7 +102,7 @@ def _distrusted(
         check = validity(NAME, certificate)
         return failure(NAME, f"{where}: {check.found}", check.advice, code)
     if error.verify_code in _OTHER_HOST and certificate is not None:
-        names = ", ".join(names_of(certificate)) or "no host"
+        names = ", ".join(host_names(certificate)) or "no host"
         advice = "use one of these names, or make a certificate with this one"
         return failure(NAME, f"{where}: its certificate is for {names}", advice, code)
     what = f"{where}: its certificate is not signed by {settings.root_certificates}"

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -170,16 +169,6 @@ def undisturbed(folder: Path) -> tuple[dict[str, str], float]:
     attempt = start(folder / "undisturbed", folder / "quiet", [], False, {}).end()
     assert attempt.code == 0, attempt.lines
     return hashes(folder / "undisturbed"), attempt.seconds
-
-
-@contextmanager
-def none_left(out: Path) -> Iterator[None]:
-    """Check afterwards that no process of the run is alive."""
-    yield
-    deadline = time.monotonic() + 10.0
-    while (left := list(family(out))) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left, left
 
 
 Disturb = Callable[[Running], None]

@@ -98,6 +98,40 @@ ROOT = "/data"
         ),
         ("devices: [cuda, auto]", {}, "train.device = 'cpu' (devices: cuda, auto)"),
         ("devices: [cpu]", {"train": {"device": "cuda:1"}}, "train.device = 'cuda' (devices: cpu)"),
+        (
+            "privacy_kinds: [local]",
+            {"privacy": {"kind": "central"}},
+            "privacy.kind = 'central' (privacy_kinds: local)",
+        ),
+        # No noise is less than any.
+        ("min_noise_multiplier: 0.5", {}, "privacy.kind = 'none' (min_noise_multiplier: 0.5)"),
+        ("max_clipping_norm: 0.5", {}, "privacy.kind = 'none' (max_clipping_norm: 0.5)"),
+        (
+            "min_noise_multiplier: 2",
+            {"privacy": {"kind": "local", "noise_multiplier": 1.5}},
+            "privacy.noise_multiplier = 1.5 (min_noise_multiplier: 2.0)",
+        ),
+        (
+            "max_clipping_norm: 0.5",
+            {"privacy": {"kind": "local", "clipping_norm": 0.6}},
+            "privacy.clipping_norm = 0.6 (max_clipping_norm: 0.5)",
+        ),
+        (
+            "max_clipping_norm: 1",
+            {"privacy": {"kind": "central", "clipping": "adaptive"}},
+            "privacy.clipping = 'adaptive' (max_clipping_norm: 1.0)",
+        ),
+        # Noise that follows from what the server knows is none.
+        (
+            "privacy_kinds: [local]",
+            {"privacy": {"kind": "local", "noise_from": "seed"}},
+            "privacy.noise_from = 'seed' (privacy_kinds: local)",
+        ),
+        (
+            "min_noise_multiplier: 1",
+            {"privacy": {"kind": "local", "noise_from": "seed"}},
+            "privacy.noise_from = 'seed' (min_noise_multiplier: 1.0)",
+        ),
     ],
 )
 def test_a_request_outside_a_rule_is_refused_with_the_rules_name(
@@ -141,6 +175,19 @@ def test_a_request_inside_all_rules_is_answered_as_without_a_policy(site, experi
     allowed = Node(free, "fed").handle(join(asked)).statistics["backbone_sha256"]
     site.policy.write_text(f"backbone_sha256: ['{allowed}']")
     assert Node(site, "fed").handle(join(asked)).error is None
+
+
+def test_the_noise_that_a_policy_demands_is_let_through(site, experiment):
+    site.policy.write_text(
+        "privacy_kinds: [local]\nmin_noise_multiplier: 2\nmax_clipping_norm: 0.5"
+    )
+    privacy = {"kind": "local", "noise_multiplier": 2.0, "clipping_norm": 0.5}
+    assert Node(site, "fed").handle(join(experiment(privacy=privacy))).error is None
+    # Where none is allowed, noise for show is, too.
+    site.policy.write_text("privacy_kinds: [none, local]")
+    privacy = {"kind": "local", "noise_from": "seed"}
+    assert Node(site, "fed").handle(join(experiment(privacy=privacy))).error is None
+    assert Node(site, "fed").handle(join(experiment())).error is None
 
 
 def test_only_ranks_that_are_none_count_as_0(site, experiment):

@@ -33,7 +33,7 @@ from PIL import Image
 
 from blend_core.config import parse_experiment
 from blend_core.state import Generations
-from deploy.checks import Check, Settings, failure, ok, warning
+from deploy.checks import Check, Settings, failure, ok, runner, warning
 from deploy.checks import machine as machine_checks
 from deploy.checks import superlink as superlink_checks
 from deploy.checks.keys import keys
@@ -610,6 +610,37 @@ def test_a_group_that_crashes_is_a_failure_that_says_how(tmp_path, monkeypatch):
     found = examine(Settings(), 10.0)
     assert [check.name for check in found] == ["machine", "model", "site", "superlink"]
     assert "its process ended (signal 11)" in found[0].found
+
+
+def test_a_process_that_says_nothing_more_but_stays_is_not_waited_for(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\nif 'deploy.checks' in sys.orig_argv:\n"
+        "    os.close(1)\n    time.sleep(600)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(runner, "_PATIENCE", 0.2)
+    found = examine(Settings(), 10.0)
+    assert [check.level for check in found] == ["failure"] * 4
+    assert "did not end within 0.2 s" in found[0].found
+
+
+def test_a_process_that_cannot_be_killed_is_left_behind_with_a_line(monkeypatch):
+    class Stuck:
+        """As one that waits for a dead network mount."""
+
+        pid = 77
+
+        def kill(self) -> None:
+            pass
+
+        def wait(self, timeout: float) -> int:
+            raise subprocess.TimeoutExpired("stuck", timeout)
+
+    monkeypatch.setattr(runner, "_start", lambda *_: Stuck())
+    found = examine(Settings(), 0.0)
+    assert [check.name for check in found] == list(runner.GROUPS)
+    assert found[0].found == "not finished within 0 s, and process 77 cannot be killed"
+    assert "network mount" in found[0].advice
 
 
 def test_a_wrong_address_is_wrong_usage(blend):

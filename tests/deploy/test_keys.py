@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import ssl
 import subprocess
@@ -13,6 +15,8 @@ import yaml
 from cryptography import x509
 
 from blend_core.errors import ConfigError, SiteError
+from blend_core.state import StateError
+from deploy import certificates
 from deploy.certificates import host_names, load_certificate
 from deploy.site_start import supernode_command
 
@@ -111,6 +115,46 @@ def test_nothing_is_overwritten(federation, site, blend):
     left = {p: p.read_bytes() for p in federation.rglob("*") if p.is_file()}
     assert left == {p: data for p, data in before.items() if site not in p.parents}
     assert not list(federation.parent.glob(".fed*"))
+
+
+def test_a_site_that_could_not_be_made_leaves_no_public_key_to_register(
+    federation, blend, monkeypatch
+):
+    site, public_keys = federation / "sites" / "a", federation / "public-keys"
+    site.mkdir()
+    (site / "notes.txt").write_text("mine")
+    code, _, error = blend("keys", "add-site", federation, "a")
+    assert (code, f"{site} exists" in error) == (2, True)
+    assert [p.name for p in site.iterdir()] == ["notes.txt"]
+    assert list(public_keys.iterdir()) == []
+    # Nor is there a private key without its public one.
+    monkeypatch.setattr(certificates, "public_key_file", lambda *_: federation / "b" / "c" / "d")
+    assert blend("keys", "add-site", federation, "b")[0] != 0
+    assert not (federation / "sites" / "b").exists()
+    monkeypatch.undo()
+    assert blend("keys", "add-site", federation, "b")[0] == 0
+
+
+def test_a_folder_that_cannot_be_made_is_not_said_to_exist(federation, monkeypatch):
+    def rename(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(StateError, match="cannot be created: Read-only file system"):
+        certificates.create_federation(federation.parent / "other", ["a.org"], 1, {})
+
+
+def test_a_site_whose_key_may_have_been_copied_gets_a_new_one_under_its_name(
+    federation, site, blend
+):
+    public = federation / "public-keys" / "hospital-a.pub"
+    old = public.read_bytes()
+    code, _, error = blend("keys", "add-site", federation, "hospital-a")
+    assert (code, f"remove this file and {site}" in error) == (2, True)
+    shutil.rmtree(site)
+    public.unlink()
+    assert blend("keys", "add-site", federation, "hospital-a")[0] == 0
+    assert public.read_bytes() != old
 
 
 @pytest.mark.parametrize("host", ["fl.example.org:9300", "10.0.0.500", "a b", "", "a..b", "*.org"])
@@ -228,6 +272,9 @@ def test_a_site_with_an_open_missing_or_broken_key_does_not_start(site, tmp_path
     with pytest.raises(SiteError, match="chmod 600"):
         supernode_command(site)
     key.chmod(0o600)
+    shutil.copyfile(site.parent.parent / "superlink" / "server.key", key)
+    with pytest.raises(SiteError, match=r"node\.key: is no private key of OpenSSH"):
+        supernode_command(site)
     key.write_text("broken")
     with pytest.raises(SiteError, match=r"node\.key"):
         supernode_command(site)
@@ -240,3 +287,27 @@ def test_a_site_with_an_open_missing_or_broken_key_does_not_start(site, tmp_path
     (tmp_path / "photos").rmdir()
     with pytest.raises(SiteError, match="data-dir"):
         supernode_command(site)
+
+
+def test_a_site_hears_of_its_cas_end_and_from_whom_it_gets_another(
+    blend, tmp_path, monkeypatch, site, capsys
+):
+    day = "ask the server's operator for a new one"
+    make_ca(monkeypatch, tmp_path / "soon", 20)
+    shutil.copyfile(tmp_path / "soon" / "superlink" / "ca.crt", site / "ca.crt")
+    supernode_command(site)
+    printed = capsys.readouterr().out
+    assert f"warning: {site / 'ca.crt'}: CA certificate, valid until" in printed
+    assert f"{day} before that day" in printed
+    make_ca(monkeypatch, tmp_path / "over", -1)
+    shutil.copyfile(tmp_path / "over" / "superlink" / "ca.crt", site / "ca.crt")
+    with pytest.raises(SiteError, match=rf"ca\.crt: CA certificate, expired on .*; {day}"):
+        supernode_command(site)
+
+
+def make_ca(monkeypatch: pytest.MonkeyPatch, folder: Path, days: int) -> None:
+    """A federation whose CA is good for so many days, backdated by two."""
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "CA_DAYS", days)
+        patch.setattr(certificates, "_BACKDATED", certificates._BACKDATED * 2)
+        certificates.create_federation(folder, ["a.org"], max(days, 1), {})

@@ -20,7 +20,7 @@ from blend_core.errors import BlendError, ConfigError, FormationError, RunError
 from deploy import engine, relatives
 from deploy.children import Child, Family, telling_lines
 from deploy.engine import Workspace, free_ports, script
-from deploy.node_config import quoted
+from deploy.node_config import node_config
 from deploy.processes import _Nodes, child_name, node_configs
 from deploy.relatives import MARKER, is_running
 from deploy.watch import Watch
@@ -83,10 +83,10 @@ def test_sites_that_bring_their_own_folders_are_not_for_this_engine(tmp_path):
         node_configs(experiment, tmp_path)
 
 
-@pytest.mark.parametrize("path", ["/data/it's", "/data/a\nb"])
-def test_a_path_that_flower_cannot_be_given_is_refused_in_one_line(path):
-    with pytest.raises(ConfigError, match="another folder") as caught:
-        quoted(path)
+@pytest.mark.parametrize("text", ["it's a {}", "/data/a\nb"])
+def test_a_text_that_flower_cannot_be_given_is_refused_in_one_line_that_names_its_key(text):
+    with pytest.raises(ConfigError, match=r"^prompt-template = ") as caught:
+        node_config({"client-name": "a", "prompt-template": text})
     assert "\n" not in str(caught.value)
 
 

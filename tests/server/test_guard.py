@@ -261,3 +261,10 @@ def test_text_that_is_no_header_is_a_malformed_message(text):
     with pytest.raises(MessageError) as caught:
         Reply.unpack(text, np.zeros(0, np.float32))
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("key", ["pid", "backbone_loads"])
+@pytest.mark.parametrize("value", [-1, 2**31, 10**4000])
+def test_numbers_that_no_results_file_could_hold_are_refused(key, value):
+    worker = {"pid": 1, "backbone_loads": 1, key: value}
+    assert judge(good_reply(statistics={"worker": worker})).startswith("its worker is ")

@@ -14,6 +14,9 @@ from blend_core.accounting import epsilon
 from blend_core.config import PrivacyConfig, parse_experiment
 from blend_core.errors import ConfigError
 from blend_core.messages import Reply, Request
+from blend_core.settings import load_experiment
+from blend_core.state import StateError
+from deploy.check import check
 from server.aggregation import aggregate
 from server.budget import Budget
 from server.checkpoints import Checkpoints
@@ -22,7 +25,7 @@ from server.strategy import Coordinator
 
 # So little noise that the arithmetic shows.
 QUIET = {"kind": "central", "noise_multiplier": 1e-6, "noise_from": "seed"}
-CHANGES = [np.array([3.0, 4.0]), np.array([0.3, 0.4]), np.array([0.0, 0.0])]
+CHANGES = {"a": np.array([3.0, 4.0]), "b": np.array([0.3, 0.4]), "c": np.array([0.0, 0.0])}
 
 
 def experiment(**privacy):
@@ -50,7 +53,7 @@ def test_every_client_counts_alike_and_adds_to_what_was_sent(tmp_path):
 
 def test_the_noise_has_the_deviation_it_should_have(tmp_path):
     setting = experiment(kind="central", noise_multiplier=2.0, noise_from="seed")
-    mean, _ = central([np.zeros(40_000)] * 4, 5, setting, 0.5, 1, tmp_path)
+    mean, _ = central(dict.fromkeys("abcd", np.zeros(40_000)), 5, setting, 0.5, 1, tmp_path)
     # z C / asked = 2 * 0.5 / 5; the deviation of 40,000 draws is off by 0.35 %.
     assert mean.std() == pytest.approx(0.2, rel=0.02)
     assert abs(mean.mean()) < 0.004
@@ -59,7 +62,7 @@ def test_the_noise_has_the_deviation_it_should_have(tmp_path):
 def test_noise_is_the_same_again_and_another_in_every_round_and_seed(tmp_path):
     def noise(round: int, folder: str = "one", **privacy) -> list[float]:
         setting = experiment(**{"kind": "central", **privacy})
-        return list(central([np.zeros(4)], 1, setting, 1.0, round, tmp_path / folder)[0])
+        return list(central({"a": np.zeros(4)}, 1, setting, 1.0, round, tmp_path / folder)[0])
 
     assert noise(1) == noise(1)
     assert noise(1) != noise(2)
@@ -68,6 +71,27 @@ def test_noise_is_the_same_again_and_another_in_every_round_and_seed(tmp_path):
     assert noise(1, "three", noise_from="seed") == noise(1, "four", noise_from="seed")
     assert not (tmp_path / "three").exists()
     assert (tmp_path / "one" / "noise.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_round_done_again_with_other_repliers_gets_other_noise(tmp_path):
+    setting = experiment(kind="central")
+
+    def released(replied, norm: float = 1.0, asked: int = 3) -> np.ndarray:
+        return central(replied, asked, setting, norm, 1, tmp_path)[0]
+
+    small = {"a": np.array([0.3, 0.4]), "b": np.array([0.1, 0.2])}
+    # Same content, same noise.
+    assert (released(small) == released(dict(reversed(small.items())))).all()
+    # Other repliers, other noise: else 3 times the difference would be the change of b.
+    bare = 3 * (released(small) - released({"a": small["a"]}))
+    assert not np.allclose(bare, small["b"], atol=1e-6)
+    # Also under another name, with another norm or another number of clients.
+    renamed = {"a": small["a"], "c": small["b"]}
+    assert not np.allclose(released(small), released(renamed))
+    sums = [asked * released(small, 1.0, asked) for asked in (3, 4)]
+    assert not np.allclose(*sums)
+    noises = [(3 * released(small, norm) - [0.4, 0.6]) / norm for norm in (1.0, 2.0)]
+    assert not np.allclose(*noises)
 
 
 def test_a_damaged_key_is_named(tmp_path):
@@ -89,7 +113,7 @@ def test_nobody_elses_draws_change_and_none_changes_the_noise(tmp_path):
 
 def test_the_adaptive_norm_finds_the_quantile(tmp_path):
     """Norms 1 to 5: with quantile 0.5 the norm ends at the middle one, from both sides."""
-    changes = [np.array([float(n), 0.0]) for n in (1, 2, 3, 4, 5)]
+    changes = {str(n): np.array([float(n), 0.0]) for n in (1, 2, 3, 4, 5)}
     setting = experiment(**QUIET, clipping="adaptive", clipping_lr=0.2)
     # The noise of the count is 5 / 20 clients: a fraction off by 0.05.
     for norm in (0.1, 40.0):
@@ -269,6 +293,48 @@ def test_a_restart_changes_no_bit_and_resets_no_budget(start, tmp_path, clipping
     start("secret", WHO, resume=True, privacy=privacy).run()
     assert (tmp_path / "secret" / "noise.key").read_text() == key
     assert results(tmp_path / "secret")["shared_sha256"] != whole["shared_sha256"]
+
+
+def test_a_resumed_run_does_not_go_on_without_its_key(start, tmp_path):
+    start("run", WHO, rounds=1, server={"max_change": 1e6}).run()
+    key = tmp_path / "run" / "noise.key"
+    kept = key.read_bytes()
+    key.unlink()
+    with pytest.raises(StateError, match=r"noise\.key: is missing.* restore it") as caught:
+        start("run", WHO, resume=True).run()
+    assert (caught.value.exit_code, "\n" in str(caught.value)) == (3, False)
+    assert not key.exists()
+    # Before anything was asked; and as long as a run goes on.
+    assert "forming" not in [e["event"] for e in events(tmp_path / "run")[-2:]]
+    with pytest.raises(StateError, match=r"noise\.key: is missing"):
+        central(CHANGES, 3, experiment(kind="central"), 1.0, 2, tmp_path / "run")
+    key.write_bytes(kept)
+    start("run", WHO, resume=True).run()
+    assert results(tmp_path / "run")["resumed_after_rounds"] == [1]
+
+
+def test_a_run_that_ended_before_its_first_round_has_no_key_to_miss(start, tmp_path):
+    def dies(name: str, request: Request) -> Reply | None:
+        if request.kind == "train":
+            raise KilledError
+        return honest(7)(name, request)
+
+    with pytest.raises(KilledError):
+        start("run", {**WHO, "c": dies}).run()
+    assert not (tmp_path / "run" / "noise.key").exists()
+    start("run", WHO, resume=True).run()
+
+
+@pytest.mark.parametrize("kind", ["central", "local"])
+def test_noise_on_nothing_is_refused_before_anything_starts(start, tmp_path, kind):
+    changes = {"method": {"name": "blend", "aggregate": "none"}, "privacy": {"kind": kind}}
+    with pytest.raises(ConfigError, match=f"privacy.kind {kind}: method blend shares nothing") as e:
+        start("run", WHO, **changes).run()
+    assert "\n" not in str(e.value)
+    assert [e["event"] for e in events(tmp_path / "run")] == ["started", "failed"]
+    settings = ["method.aggregate=none", f"privacy.kind={kind}"]
+    with pytest.raises(ConfigError, match="shares nothing"):
+        check(load_experiment("quickstart", settings))
 
 
 def test_without_noise_nothing_is_claimed(start, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from scripted import Client, Scripted, events, honest
 
 from blend_core.config import Experiment
-from blend_core.errors import ConfigError, SiteError
+from blend_core.errors import ConfigError, FormationError, SiteError
 from blend_core.messages import Reply, Request, failure
 from blend_core.state import StateError
 from server.checkpoints import Checkpoints
@@ -153,6 +154,7 @@ def test_rounds_may_be_extended_also_of_a_finished_run(start, tmp_path) -> None:
 def test_a_run_that_was_killed_before_anything_is_simply_begun(start, tmp_path) -> None:
     start("cut", resume=True).run()
     assert results(tmp_path / "cut")["resumed_after_rounds"] == []
+    assert start("cut", resume=True).checkpoints.finished_round() == 4
 
 
 def test_two_servers_in_one_folder_are_one_too_many(start, tmp_path) -> None:
@@ -164,6 +166,56 @@ def test_two_servers_in_one_folder_are_one_too_many(start, tmp_path) -> None:
 
     start("cut", {**WHO, "a": second}).run()
     assert len(results(tmp_path / "cut")["rounds"]) == 4
+    # The launcher of the first one reads the same journal.
+    assert "failed" not in {event["event"] for event in events(tmp_path / "cut")}
+
+
+def test_a_resumed_run_wants_the_clients_that_it_had(start, tmp_path) -> None:
+    with pytest.raises(Killed):
+        start("cut", killed_in(3)).run()
+    with pytest.raises(FormationError, match="missing: c; refused d: no client of this"):
+        start("cut", {"a": WHO["a"], "b": WHO["b"], "d": WHO["c"]}, resume=True).run()
+    start("cut", {**WHO, "d": WHO["c"]}, resume=True, clients=3).run()
+    assert [client["name"] for client in results(tmp_path / "cut")["clients"]] == ["a", "b", "c"]
+
+
+def test_a_run_that_finds_nothing_to_resume_says_so(start, tmp_path) -> None:
+    start("cut", resume=True).run()
+    warnings = [e["message"] for e in events(tmp_path / "cut") if e["event"] == "warning"]
+    assert any("no checkpoint in" in text and "begins with round 1" in text for text in warnings)
+
+
+@pytest.mark.parametrize("claim", [{"lost": 1, "used": 0}, {"lost": 5, "used": 0}])
+@pytest.mark.parametrize("policy", ["fail", "cold-start"])
+def test_a_cold_start_that_cannot_have_been_is_refused(start, tmp_path, claim, policy) -> None:
+    def claims(name: str, request: Request) -> Reply | None:
+        reply = WHO["b"](name, request)
+        if reply is not None and request.kind == "train" and request.round == 2:
+            reply.statistics["cold_start"] = claim
+        return reply
+
+    start("cut", {**WHO, "b": claims}, state={"on_missing": policy}).run()
+    found = results(tmp_path / "cut")
+    true = policy == "cold-start" and claim["lost"] == 1
+    status = found["rounds"][1]["clients"][1]["status"]
+    assert status == ("accepted" if true else "refused")
+    assert len(found["cold_starts"]) == int(true)
+
+
+def test_a_full_disk_at_the_journal_does_not_end_the_run(start, tmp_path, capsys) -> None:
+    run = start("cut")
+
+    class Full:
+        def write(self, line: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    run.journal._file = Full()
+    run.run()
+    assert len(results(tmp_path / "cut")["rounds"]) == 4
+    assert "events.jsonl: No space left on device" in capsys.readouterr().err
 
 
 def losing(round: int) -> dict[str, Client]:

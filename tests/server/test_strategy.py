@@ -138,6 +138,22 @@ def test_a_name_that_cannot_be_a_folder_is_refused(coordinator, name):
         run.run()
 
 
+def test_a_stranger_with_an_error_does_not_end_an_operators_federation(coordinator, tmp_path):
+    def broken(name: str, request: Request) -> Reply:
+        return failure("join", 0, "node 7", RunError("the reply cannot be read: rubbish\x1b[2J"))
+
+    who = {"odd": broken, "a": honest(1), "b": honest(3)}
+    run = coordinator(who, clients=2)
+    run.record.engine = "flower"
+    run.run()
+    (refused,) = [event for event in events(tmp_path) if event["event"] == "refused"]
+    assert (refused["client"], refused["round"]) == ("node 7", 0)
+    assert refused["reason"].startswith("the reply cannot be read: rubbish")
+    # Where all nodes are our own, waiting for better ones is in vain.
+    with pytest.raises(RunError, match="cannot be read"):
+        coordinator(who, clients=2).run()
+
+
 def test_a_refused_client_does_not_end_formation_for_the_others(coordinator):
     def old(name: str, request: Request) -> Reply:
         reply = honest(1)(name, request)

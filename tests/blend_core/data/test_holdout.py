@@ -13,12 +13,14 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from blend_core.data import ClientData, Preprocess, folders, site_stamp
+from blend_core.data import ClientData, Preprocess, folders, holdout, site_stamp
 from blend_core.data.folders import FolderOptions, examine, load_folder
-from blend_core.data.holdout import Held, hold_out, read_holdout
+from blend_core.data.holdout import Held, apply_holdout, hold_out, holdout_lock, read_holdout
 from blend_core.data.listing import SiteImage
+from blend_core.data.site_images import list_site
 from blend_core.data.store import ImageStore
 from blend_core.errors import SiteError
+from blend_core.state import StateError
 
 
 def images(**counts: int) -> list[SiteImage]:
@@ -253,6 +255,27 @@ def test_of_two_runs_at_once_the_second_takes_the_choice_of_the_first(
     monkeypatch.undo()
     second.join(timeout=30)
     assert reds(other[0]) == reds(first)
+
+
+def test_a_lock_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    # What an unwritable folder would say, also where root may write anywhere.
+    (tmp_path / "oslo.lock").mkdir()
+    with (
+        pytest.raises(StateError, match=r"oslo\.lock: cannot be opened: Is a directory"),
+        holdout_lock(tmp_path / "oslo.json"),
+    ):
+        pass
+
+
+def test_a_held_out_file_is_read_once_to_be_remembered(site: Path, monkeypatch) -> None:
+    read: list[Path] = []
+    digest = holdout.file_digest
+    monkeypatch.setattr(holdout, "file_digest", lambda path: read.append(path) or digest(path))
+    _, held = apply_holdout(site, list_site(site, []), 0.9, None)
+    assert held is not None
+    assert len(held.files) == 9
+    drawn = [path for path in read if str(path.relative_to(site)) in held.classes["cat"]]
+    assert sorted(drawn) == sorted(set(drawn))
 
 
 def test_a_site_that_runs_notices_what_another_run_holds_out(

@@ -7,8 +7,7 @@ The environment variable CHAOS holds a JSON list of faults:
      "once": "/path/of/a/marker"}
 
 `match` looks at the arguments of the call: an index, then attributes; an integer must be equal, a
-text contained. With `once` the fault happens in one call of one process only. A fault of the form
-{"at": "module:attribute", "value": ...} replaces a value as soon as the module is imported.
+text contained. With `once` the fault happens in one call of one process only.
 """
 
 from __future__ import annotations
@@ -61,9 +60,6 @@ def patch(module: ModuleType, fault: dict[str, Any]) -> None:
     owner: Any = module
     for part in owners:
         owner = getattr(owner, part)
-    if "value" in fault:
-        setattr(owner, name, fault["value"])
-        return
     original = getattr(owner, name)
 
     @functools.wraps(original)
