@@ -16,7 +16,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.task_identity import TaskIdentity
 
-from blend_core.messages import Reply, Request
+from blend_core.errors import SiteError
+from blend_core.messages import Reply, Request, failure
 from blend_core.state import StateError
 from server.identity import IDENTITIES, Identities, fingerprint
 from server.transport import FlowerTransport
@@ -119,6 +120,29 @@ def test_a_second_node_with_a_living_name_is_not_taken():
     grid.nodes[2] = named("a")
     assert joined(transport, 2, timeout=0.3) == []
     assert transport.nodes == {"a": 1}
+
+
+def test_a_second_node_with_an_error_does_not_end_the_round_of_the_living_one():
+    lock = failure("join", 0, "a", SiteError("state is used by process 7"))
+    asked = []
+
+    def slow(request: Request) -> RecordDict | None:
+        """Answers once the second node has told its error."""
+        asked.append(request.kind)
+        return named("a")(request) if request.kind == "join" else None
+
+    grid = Grid({1: slow})
+    transport = FlowerTransport(grid)
+    assert joined(transport, 1) == ["a"]
+    grid.nodes[2] = lambda request: content(lock)
+    assert list(transport.ask({"a": train(1)}, 0.5)) == []  # Nobody speaks for it.
+    grid.nodes[1] = named("a")
+    replies = dict(transport.ask({"a": train(2)}, 5.0))
+    assert replies["a"].error is None
+    # Once the first one has gone, the second one's word is the client's.
+    del grid.nodes[1]
+    replies = dict(transport.ask({"a": train(3)}, 5.0))
+    assert "is used by process 7" in replies["a"].error
 
 
 def test_a_client_that_comes_back_as_another_node_is_asked_again_in_the_same_round():
