@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blend_core.state import StateError, make_folder
-
 JOURNAL = "events.jsonl"
 
 
@@ -27,6 +25,9 @@ class Journal:
     """
 
     def __init__(self, folder: Path, echo: Callable[[str], None] | None = None) -> None:
+        # Here, because whoever only wants the file's name must not load numpy with it.
+        from blend_core.state import StateError, make_folder
+
         make_folder(folder)
         self.echo = echo
         try:

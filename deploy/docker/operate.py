@@ -24,6 +24,7 @@ REGISTERED = "already in use"
 # Between a submission that was cut off and the next; a SuperLink takes some seconds to start.
 PAUSE_SECONDS = 5.0
 LOOK_SECONDS = 0.5
+ANSWER_SECONDS = 60.0
 # Submissions in a row after which no ServerApp started: the SuperLink is not coming back, or
 # something is wrong that time does not mend.
 FALSE_STARTS = 5
@@ -50,9 +51,13 @@ def register() -> None:
     """
     for key in sorted((FOLDER / "public-keys").glob("*.pub")):
         command = [script("flwr"), "supernode", "register", str(key), CONNECTION]
-        done = subprocess.run(
-            [*command, "--name", key.stem], capture_output=True, text=True, timeout=60
-        )
+        command += ["--name", key.stem]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RunError(
+                f"{key.stem} cannot be registered: no answer within {ANSWER_SECONDS:.0f} s"
+            ) from None
         said = done.stdout + done.stderr
         if done.returncode and REGISTERED not in said.lower():
             raise RunError(f"{key.stem} cannot be registered: {' '.join(said.split())}")

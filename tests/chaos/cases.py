@@ -263,7 +263,19 @@ SAVE_2 = {"a0__folder": "client-01", "a1": 2}
 STATE = "state/*/*/client-01/round-000001.safetensors"
 _state = {how: _backed_up(STATE, how) for how in ("missing", "truncated", "empty", "flipped")}
 
+_TORN = {"a0": "checkpoints/round-000003"}
 CASES = (
+    Case(
+        "two-faults",
+        "a worker killed before it saves round 2, then the ServerApp in the checkpoint of round 3",
+        (
+            _fault("blend_core.state:Generations.save", "before", "kill", **SAVE_2),
+            _fault("blend_core.state:write_bytes_atomic", "instead", "tear", **_TORN),
+        ),
+        code=1,
+        cause="the ServerApp ended",
+        quick=True,
+    ),
     Case(
         "server-before-sampling",
         "ServerApp killed before it samples round 2",
@@ -299,7 +311,6 @@ CASES = (
         ),
         code=1,
         cause="the ServerApp ended",
-        quick=True,
     ),
     Case(
         "server-after-checkpoint",
@@ -327,7 +338,6 @@ CASES = (
         "worker-before-saving",
         "worker killed after training round 2, before it saves",
         (_fault("blend_core.state:Generations.save", "before", "kill", **SAVE_2),),
-        quick=True,
     ),
     Case(
         "worker-before-replying",

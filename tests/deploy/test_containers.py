@@ -262,6 +262,10 @@ def test_keys_are_registered_by_name_and_a_second_time_is_no_error(tmp_path, mon
     (tmp_path / "flwr").write_text("#!/bin/sh\necho no SuperLink; exit 1\n")
     with pytest.raises(RunError, match="client-00 cannot be registered: no SuperLink"):
         operate.register()
+    (tmp_path / "flwr").write_text("#!/bin/sh\nexec sleep 30\n")
+    monkeypatch.setattr(operate, "ANSWER_SECONDS", 0.2)
+    with pytest.raises(RunError, match="client-00 cannot be registered: no answer"):
+        operate.register()
 
 
 def engine() -> str:

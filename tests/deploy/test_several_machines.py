@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +78,7 @@ class Machines:
             "keys create-federation federation": f"keys create-federation {self.keys}",
             "keys add-site federation": f"keys add-site {self.keys}",
             "keys show federation": f"keys show {self.keys}",
+            "rm -rf federation/sites": f"rm -rf {self.keys / 'sites'}",
             "federation/public-keys": str(self.keys / "public-keys"),
             "/srv/blend/run-1": str(self.out),
             "run . ": f"run {ROOT} ",
@@ -146,8 +148,18 @@ class Machines:
 
     def nodes(self) -> list[str]:
         """Statuses of all registered SuperNodes."""
+        return [node["status"] for node in self._listed()]
+
+    def node_id(self, name: str) -> str:
+        """The node id that registering a site printed; `list` shows ids without names."""
+        log = self.family.logs / "operator.log"
+        printed = re.findall(r"SuperNode (\d+) registered", log.read_text())
+        return str(dict(zip(SITES, printed, strict=True))[name])
+
+    def _listed(self) -> list[dict[str, Any]]:
         text = self.run("flwr", "supernode", "list", "hospitals", "--format", "json")
-        return [node["status"] for node in json.loads(text[text.index("{") :])["nodes"]]
+        listed: list[dict[str, Any]] = json.loads(text[text.index("{") :])["nodes"]
+        return listed
 
 
 @pytest.fixture
@@ -184,6 +196,27 @@ def test_only_registered_keys_by_tls_to_the_right_server_get_in(machines):
     assert until(lambda: "retrying" in plaintext.output()), plaintext.output()
     assert superlink.output().count("Activated node_id") == 1
     assert sorted(machines.nodes()) == ["online", "registered"]
+
+
+@pytest.mark.slow
+def test_a_site_gets_a_new_key_under_its_name_and_the_old_one_ends(machines):
+    machines.form()
+    key = machines.keys / "sites" / "hospital-a" / "node.key"
+    old = key.with_name("old.key")
+    node = machines.node_id("hospital-a")
+    old_key, settings = key.read_bytes(), (key.parent / "site.yaml").read_text()
+    unregister, remove, *others = machines.here(block("flwr supernode unregister")).splitlines()
+    machines.run(*shlex.split(unregister.replace("NODE-ID", node)))
+    subprocess.run(shlex.split(remove), check=True)
+    for command in others:
+        machines.run(*shlex.split(command))
+    (key.parent / "site.yaml").write_text(settings)
+    old.write_bytes(old_key)
+    former = machines.supernode("former", {str(key): str(old)})
+    site = machines.site("hospital-a")
+    assert former.process.wait(timeout=60) != 0, former.output()
+    assert "Failed to activate SuperNode" in former.output()
+    assert until(lambda: "online" in machines.nodes()), site.output()
 
 
 @pytest.mark.slow
