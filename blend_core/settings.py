@@ -202,3 +202,14 @@ def _assign(data: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(data, dict):
             raise ConfigError(f"{key}: {group} is a value, not a group of settings")
     data[last] = value
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name, e.g. "train.lr": the way `--set` writes them."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

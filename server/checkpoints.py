@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from blend_core.config import Experiment
 from blend_core.errors import ConfigError
 from blend_core.messages import Tensors
+from blend_core.settings import flat
 from blend_core.state import Generations, StateError
 
 FOLDER = "checkpoints"
@@ -42,7 +43,6 @@ class Checkpoint:
         uploads: client -> its newest accepted upload, where the method or settings keep them.
         last_round: client -> newest round of which its reply entered a mean.
         record: what the results are made of so far, as JSON data.
-        resumed_after: rounds after which the run was resumed.
         members: names of the clients; empty before they have joined.
     """
 
@@ -55,7 +55,6 @@ class Checkpoint:
     uploads: dict[str, Tensors] = field(default_factory=dict)
     last_round: dict[str, int] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
-    resumed_after: list[int] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
 
 
@@ -132,7 +131,7 @@ def require_same(experiment: Experiment, before: Checkpoint) -> None:
     Raises:
         ConfigError: lists what differs. Rounds may be extended and what is in `FREE` changed.
     """
-    old, new = _flat(before.experiment), _flat(experiment.to_json())
+    old, new = flat(before.experiment), flat(experiment.to_json())
     wrong = [
         f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -146,13 +145,3 @@ def require_same(experiment: Experiment, before: Checkpoint) -> None:
         wrong.append(f"rounds was {rounds} and train.schedule depends on it")
     if wrong:
         raise ConfigError(f"a resumed run must be the same experiment: {'; '.join(wrong)}")
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

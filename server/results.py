@@ -79,6 +79,7 @@ class Record:
                 for client, found in self.workers.items()
             },
             "seconds": {**self.seconds, "total": self.total()},
+            "resumed_after": self.resumed_after,
             "cold_starts": self.cold_starts,
             "budget": self.budget.state(),
         }
@@ -93,6 +94,7 @@ class Record:
         }
         self.seconds = {key: state["seconds"][key] for key in self.seconds}
         self.before = state["seconds"]["total"]
+        self.resumed_after = list(state["resumed_after"])
         self.cold_starts = list(state["cold_starts"])
         self.budget.restore(state["budget"])
 

@@ -91,8 +91,6 @@ class Coordinator:
         self.resume = resume
         self.checkpoints = Checkpoints(out, experiment.server.keep_checkpoints)
         self.record = Record(experiment, engine, started or time.time())
-        # Rounds after which the run was resumed.
-        self.resumed_after: list[int] = []
         # Clients of the rounds so far, which a resumed run must have again.
         self.expected: list[str] = []
         self.members: dict[str, Reply] = {}
@@ -158,7 +156,6 @@ class Coordinator:
                     break
                 shared = self.round(round, shared)
         self.final_evaluation(shared)
-        self.record.resumed_after = self.resumed_after
         path = write_results(self.out, self.record, shared, self._partition)
         self.journal.write("finished", results=str(path))
 
@@ -183,9 +180,9 @@ class Coordinator:
             self._warn(f"the run was begun with version {found.version}, this is {__version__}")
         self.federation, self.uploads = found.federation, found.uploads
         self.last_round = found.last_round
-        self.resumed_after = [*found.resumed_after, found.round]
         self.expected = found.members
         self.record.restore(found.record)
+        self.record.resumed_after.append(found.round)
         self.journal.write("resumed", round=found.round, of=self.experiment.rounds)
         return found.round, found.shared
 
@@ -204,7 +201,6 @@ class Coordinator:
                 uploads=self.uploads,
                 last_round=self.last_round,
                 record=self.record.state(),
-                resumed_after=self.resumed_after,
                 members=sorted(self.members) or self.expected,
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from blend_core.config import DATASET_KINDS
 from blend_core.errors import RunError, one_line
 from blend_core.report.labels import differing, settings_label
 from blend_core.report.runs import Run
+from blend_core.settings import flat
 
 ZERO_SHOT = "zero-shot"
 
@@ -141,20 +142,13 @@ def labelled(rows: Sequence[Row]) -> list[Row]:
 
 def _config(run: Run) -> dict[str, Any]:
     """What must be equal in the runs of one row, by dotted name."""
-    flat = {k: v for k, v in _flat(run.results["config"], "") if k not in _NO_OTHER_EXPERIMENT}
-    if flat.get("data.kind") in DATASET_KINDS:  # Its files were compared with the published ones.
-        flat.pop("data.root", None)
+    config = flat(run.results["config"])
+    config = {k: v for k, v in config.items() if k not in _NO_OTHER_EXPERIMENT}
+    if config.get("data.kind") in DATASET_KINDS:  # Its files were compared with the published ones.
+        config.pop("data.root", None)
     if run.method == ZERO_SHOT:  # Nothing is trained.
-        flat = {k: v for k, v in flat.items() if not k.startswith("train.")}
-    return flat
-
-
-def _flat(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        config = {k: v for k, v in config.items() if not k.startswith("train.")}
+    return config
 
 
 def _difference(first: Run, second: Run) -> str:
@@ -162,7 +156,7 @@ def _difference(first: Run, second: Run) -> str:
     known = []
     for run in (first, second):
         facts = {name: run.results.get(name) for name in ("version", "engine")}
-        known.append({**facts, **dict(_flat(run.results["config"], ""))})
+        known.append({**facts, **flat(run.results["config"])})
     keys = differing(known)
     values = (f"{key} ({', '.join(_value(facts.get(key)) for facts in known)})" for key in keys)
     return f"they differ in {', '.join(values)}" if keys else "no setting tells them apart"
