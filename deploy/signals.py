@@ -50,6 +50,9 @@ def interruptible() -> Iterator[None]:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, _handle) for number in numbers}
+    # Children inherit it where a parent of ours ignores the ends of its own, and then nobody, we
+    # neither, learns how a process ended.
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:

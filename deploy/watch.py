@@ -60,7 +60,8 @@ class Watch:
         self.on_event = on_event
         self.check = check
         self.pid: int | None = None
-        # When the ServerApp was first seen to have ended before its first word.
+        # Flower's process with the ServerApp, and when it was first seen to have ended.
+        self._app: int | None = None
         self._died: float | None = None
         self._ray = False
         self._looked = 0.0
@@ -124,11 +125,14 @@ class Watch:
     def _app_has_died(self) -> bool:
         """Whether Flower's process with the ServerApp ended a while ago, without telling anybody.
 
-        Its SuperExec, a child of the SuperLink, does not wait for it, so it stays as a zombie.
-        Without /proc (macOS) `start_timeout` has to do.
+        Its SuperExec, a child of the SuperLink, does not wait for it, so it stays as a zombie
+        until that starts another. Without /proc (macOS) `start_timeout` has to do.
         """
         link = self.superlink.process.pid
-        if self._died is None and any(_parent(executor) == link for _, executor in _ended(APPS)):
+        if self._app is None:
+            found = (pid for pid, parent, _ in _processes(APPS) if _parent(parent) == link)
+            self._app = next(found, None)
+        if self._died is None and self._app is not None and not is_running(self._app):
             self._died = time.monotonic()
         return self._died is not None and time.monotonic() - self._died > LAST_WORDS_SECONDS
 
@@ -140,7 +144,8 @@ class Watch:
         if not self._ray or time.monotonic() - self._looked < RAY_LOOK_SECONDS:
             return None
         self._looked = time.monotonic()
-        return next((name for name, parent in _ended(RAY) if parent == driver), None)
+        parts = (part for part in _processes(RAY) if part[1] == driver)
+        return next((name for pid, _, name in parts if not is_running(pid)), None)
 
 
 def warning(message: str) -> Event:
@@ -156,24 +161,23 @@ def _why(submission: Child) -> str:
     return f"{why}; see {submission.log}"
 
 
-def _ended(names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Name and parent of processes of these names that have ended and nobody has waited for."""
+def _processes(names: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """Id, parent and name of processes of these names, those included that are zombies."""
     for stat in PROC.glob("[0-9]*/stat"):
-        name, state, parent = _facts(stat)
-        if name in names and state == "Z":
-            yield name, int(parent)
+        name, parent = _facts(stat)
+        if name in names:
+            yield int(stat.parent.name), parent, name
 
 
 def _parent(pid: int) -> int:
-    return int(_facts(PROC / str(pid) / "stat")[2])
+    return _facts(PROC / str(pid) / "stat")[1]
 
 
-def _facts(stat: Path) -> tuple[str, str, str]:
-    """Name, state and parent of a process; nothing and parent 0 if there is none."""
+def _facts(stat: Path) -> tuple[str, int]:
+    """Name and parent of a process; nothing and parent 0 if there is none."""
     try:
         text = stat.read_text(errors="replace")
     except OSError:
-        return "", "", "0"
+        return "", 0
     name, _, rest = text.partition("(")[2].rpartition(")")
-    state, parent, *_ = rest.split()
-    return name, state, parent
+    return name, int(rest.split()[1])

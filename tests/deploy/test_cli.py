@@ -205,6 +205,17 @@ def test_a_signal_waits_for_the_clean_up_and_a_second_one_does_nothing():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_how_a_child_ended_is_known_where_our_parent_ignored_its_own():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with interruptible():
+            child = subprocess.run([sys.executable, "-S", "-c", "raise SystemExit(7)"], timeout=60)
+        assert child.returncode == 7
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_ctrl_c_is_code_130_and_one_line(blend, small, monkeypatch):
     def fail(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -35,9 +35,11 @@ def family(tmp_path: Path):
         yield family
 
 
-def superlink_of(app: str) -> list[str]:
+def superlink_of(app: str, then: str = "") -> list[str]:
     """A process whose child starts `app` and, as Flower's SuperExec, never waits for it."""
-    executor = f"import subprocess, time; subprocess.Popen([{app!r}]); time.sleep(600)"
+    # Kept in a variable: the end of the object would ask for the child's, if that is quick.
+    executor = f"import subprocess, time; app = subprocess.Popen([{app!r}]); {then}"
+    executor += "time.sleep(600)"
     start = (
         f"import subprocess, time; subprocess.Popen({[*SLEEP[:3], executor]!r}); time.sleep(600)"
     )
@@ -66,11 +68,30 @@ def test_a_serverapp_that_dies_before_its_first_word_is_not_waited_for(
     assert time.monotonic() - begin < 5
 
 
+def test_a_serverapp_that_somebody_waited_for_has_died_too(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "LAST_WORDS_SECONDS", 0.2)
+    app = tmp_path / "flwr-serverapp"
+    app.write_text("#!/bin/sh\nsleep 600\n")
+    app.chmod(0o755)
+    run = family.start("run", SLEEP)
+    link = family.start("superlink", superlink_of(str(app), then="app.wait(); "))
+    watching = Watch(tmp_path, link, run, ServerConfig(), 60.0, lambda event: None)
+    deadline = time.monotonic() + 30
+    while watching._app is None and time.monotonic() < deadline:
+        assert watching._trouble() is None
+        time.sleep(0.05)
+    os.kill(watching._app, signal.SIGKILL)
+    while (trouble := watching._trouble()) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert str(trouble).startswith("the ServerApp ended at its start: ")
+
+
 def test_a_dead_part_of_ray_is_named_and_another_runs_is_not_ours(family, tmp_path):
     raylet = tmp_path / "raylet"
     raylet.write_text("#!/bin/sh\nexit 7\n")
     raylet.chmod(0o755)
-    forget = f"import subprocess, time; subprocess.Popen([{str(raylet)!r}]); time.sleep(600)"
+    forget = f"import subprocess, time; part = subprocess.Popen([{str(raylet)!r}])"
+    forget += "; time.sleep(600)"
     link, run, mine, other = (
         family.start(name, command)
         for name, command in (
