@@ -160,6 +160,8 @@ def _refused(results: Results) -> list[str]:
         ]
         often = max(found["reasons"].items(), key=lambda item: item[1])[0]
         lines.append(f"{client}: {', '.join(parts)}: {often}")
+    nodes = results.get("refused_nodes", ())
+    lines += [f"not let in: {node['client']}: {node['reason']}" for node in nodes]
     return lines
 
 

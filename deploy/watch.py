@@ -9,6 +9,7 @@ from pathlib import Path
 
 from blend_core.config import ServerConfig
 from blend_core.errors import BlendError, RunError, error_from_code
+from blend_core.report.runs import RESULTS
 from deploy.children import Child, read_log, telling_lines
 from deploy.events import Event, EventTail, OnEvent
 from deploy.relatives import PROC, is_running
@@ -52,6 +53,7 @@ class Watch:
         check: Callable[[], None] = lambda: None,
         resume: bool = False,
     ) -> None:
+        self.out = out
         self.tail = EventTail(out, resume)
         self.superlink = superlink
         self.submission = submission
@@ -60,6 +62,7 @@ class Watch:
         self.on_event = on_event
         self.check = check
         self.pid: int | None = None
+        self._before = self._results()
         # Flower's process with the ServerApp, and when it was first seen to have ended.
         self._app: int | None = None
         self._died: float | None = None
@@ -78,7 +81,8 @@ class Watch:
             if (trouble := self._trouble()) is not None:
                 # The journal's last word, if there is one, explains more than a process's end.
                 time.sleep(SETTLE_SECONDS)
-                if self._finished():
+                # Results are the last thing written; a full disk may have cost the journal its end.
+                if self._finished() or self._results() != self._before:
                     return
                 raise trouble
             self.check()
@@ -96,6 +100,14 @@ class Watch:
                 raise error_from_code(str(event["message"]), int(event["exit_code"]))
             finished = finished or event["event"] == "finished"
         return finished
+
+    def _results(self) -> tuple[int, int] | None:
+        """What tells the file of results from another; None: there is none."""
+        try:
+            found = (self.out / RESULTS).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _trouble(self) -> BlendError | None:
         silent = time.monotonic() - self._heard

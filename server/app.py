@@ -40,9 +40,6 @@ def main(grid: Grid, context: Context) -> None:
     # Flower shows what a ServerApp prints to whoever streams the run's log.
     echo = functools.partial(print, flush=True)
     coordinator = Coordinator(experiment, transport, out, federation, engine, started, echo, resume)
-
-    def refused(who: str, reason: str) -> None:
-        coordinator.journal.write("refused", round=0, client=who, reason=reason)
-
-    transport.on_refused = refused
+    transport.on_refused = coordinator.refuse_node
+    transport.on_warning = coordinator.warn
     coordinator.run()

@@ -67,6 +67,8 @@ class Record:
         self.before = 0.0
         # Clients that went on without the private state of their last round that counted.
         self.cold_starts: list[dict[str, Any]] = []
+        # Nodes that were not let in, and after how many rounds they came.
+        self.refused_nodes: list[dict[str, Any]] = []
         self.budget = Budget(experiment)
 
     def state(self) -> dict[str, Any]:
@@ -81,6 +83,7 @@ class Record:
             "seconds": {**self.seconds, "total": self.total()},
             "resumed_after": self.resumed_after,
             "cold_starts": self.cold_starts,
+            "refused_nodes": self.refused_nodes,
             "budget": self.budget.state(),
         }
 
@@ -96,6 +99,7 @@ class Record:
         self.before = state["seconds"]["total"]
         self.resumed_after = list(state["resumed_after"])
         self.cold_starts = list(state["cold_starts"])
+        self.refused_nodes = list(state["refused_nodes"])
         self.budget.restore(state["budget"])
 
     def total(self) -> float:
@@ -272,6 +276,7 @@ def write_results(out: Path, record: Record, shared: Tensors, partition: Manifes
         "aggregation": experiment.server.aggregation,
         "privacy": record.budget.report(),
         "refusals": _refusals(record.rounds),
+        "refused_nodes": record.refused_nodes,
         "bytes_per_round": {
             "up": {row["client"]: row.get("bytes_up", 0) for row in last},
             "down": {row["client"]: row["bytes_down"] for row in last},

@@ -148,7 +148,7 @@ class Coordinator:
             self.method.tokenize(names, prompt_template(experiment))
         done, shared = self._begin()
         if experiment.evaluation.select == "best-local-test":
-            self.journal.write("warning", message=CHOSEN_ON_TEST)
+            self.warn(CHOSEN_ON_TEST)
         self.form()
         if self.method.trains:
             for round in range(done + 1, experiment.rounds + 1):
@@ -168,16 +168,16 @@ class Coordinator:
         """
         if self.resume:
             require_server_key(self.experiment, self.out, self.checkpoints.finished_round())
-        found = self.checkpoints.newest(self._warn) if self.resume else None
+        found = self.checkpoints.newest(self.warn) if self.resume else None
         if found is None:
             if self.resume:
-                self._warn(f"no checkpoint in {self.out}: the run begins with round 1")
+                self.warn(f"no checkpoint in {self.out}: the run begins with round 1")
             shared = snapshot(self.method.shared())
             self._save(0, shared)  # So that the federation's name survives from here on.
             return 0, shared
         require_same(self.experiment, found)
         if found.version != __version__:
-            self._warn(f"the run was begun with version {found.version}, this is {__version__}")
+            self.warn(f"the run was begun with version {found.version}, this is {__version__}")
         self.federation, self.uploads = found.federation, found.uploads
         self.last_round = found.last_round
         self.expected = found.members
@@ -186,8 +186,15 @@ class Coordinator:
         self.journal.write("resumed", round=found.round, of=self.experiment.rounds)
         return found.round, found.shared
 
-    def _warn(self, message: str) -> None:
+    def warn(self, message: str) -> None:
+        """Tell who watches the run."""
         self.journal.write("warning", message=message)
+
+    def refuse_node(self, client: str, reason: str) -> None:
+        """Note a node that may not take part, or not with the name it gives."""
+        after = len(self.record.rounds)
+        self.record.refused_nodes.append({"after": after, "client": client, "reason": reason})
+        self.journal.write("refused", round=0, client=client, reason=reason)
 
     def _save(self, round: int, shared: Tensors) -> None:
         self.checkpoints.save(
@@ -209,7 +216,8 @@ class Coordinator:
         """Wait until the configured number of clients has joined.
 
         Raises:
-            FormationError: too few joined in time; names who is missing or was refused.
+            FormationError: too few joined in time; names who is missing or was refused. At once,
+                if one of the nodes that we started ourselves is refused.
             BlendError: a client's own error (its data, its configuration), as it reported it.
         """
         wanted, timeout = self.experiment.clients, self.experiment.server.formation_timeout
@@ -236,7 +244,9 @@ class Coordinator:
             if reason is not None:
                 client, reason = one_line(reply.client, 80), one_line(reason)
                 refused.append(f"{client}: {reason}")
-                self.journal.write("refused", round=0, client=client, reason=reason)
+                self.refuse_node(client, reason)
+                if ours:  # There are as many nodes as clients, so nobody can take its place.
+                    raise FormationError(f"refused {client}: {reason}")
                 continue
             self.members[reply.client] = reply
             self.journal.write("forming", have=sorted(self.members), want=wanted)
@@ -251,8 +261,7 @@ class Coordinator:
             )
         for client, reply in sorted(self.members.items()):
             if reply.train_images == 0:
-                message = f"{client} has no training images and only evaluates"
-                self.journal.write("warning", message=message)
+                self.warn(f"{client} has no training images and only evaluates")
         self.record.formed(self.members)
         self.journal.write("formed", clients=sorted(self.members), zero_shot=self.record.zero_shot)
 

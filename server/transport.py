@@ -34,6 +34,7 @@ class FlowerTransport:
     Attributes:
         nodes: client -> the node that answers for it.
         on_refused: told (who, why) of a node that may not take part, or not with its name.
+        on_warning: told of what somebody should look after.
     """
 
     def __init__(self, grid: Grid, identities: Identities | None = None) -> None:
@@ -41,6 +42,7 @@ class FlowerTransport:
         self.identities = identities
         self.nodes: dict[str, int] = {}
         self.on_refused: Callable[[str, str], None] = _log_refusal
+        self.on_warning: Callable[[str], None] = logger.warning
         self._known: dict[int, Node] = {}
         self._asked: set[int] = set()
         self._joining: dict[str, int] = {}
@@ -124,7 +126,10 @@ class FlowerTransport:
                 continue
             if self.nodes.get(reply.client, node) in online - {node}:
                 if node in fresh:
-                    logger.warning("client %s has a living node; a second waits", reply.client)
+                    self.on_warning(
+                        f"{one_line(reply.client, 80)}: a second SuperNode (node {node}) has this "
+                        "name; it is not used as long as the first one is there"
+                    )
                 self._second[node] = reply
                 continue
             if reply.error is None:

@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from blend_core.report.runs import RESULTS
-from chaos.harness import Between, Disturb, Running, family, hashes, journal, start, undisturbed
+from chaos.harness import (
+    Attempt,
+    Between,
+    Disturb,
+    Running,
+    family,
+    hashes,
+    journal,
+    restarted_superlink,
+    start,
+    undisturbed,
+)
 
 # Attempts after which a run that is resumed again and again counts as lost.
 ATTEMPTS = 4
@@ -38,6 +49,7 @@ class Case:
             compare, because somebody is left out or refused on purpose.
         resumed: exit code and a part of the first line of the first resumption, if that fails too.
         settings: of this case alone.
+        by_hand: starts, disturbs and ends a federation without `blend run`, instead of all that.
         quick: whether it is in `make test`.
     """
 
@@ -52,6 +64,7 @@ class Case:
     same: bool | None = True
     resumed: tuple[int, str] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    by_hand: Callable[[Path], Attempt] | None = None
     quick: bool = False
 
 
@@ -81,15 +94,18 @@ def perform(case: Case, folder: Path) -> Outcome:
         if fault.pop("repeated", False):
             continue
         fault["once"] = str(scratch / f"once-{number}")
-    running = start(out, scratch, faults, False, case.settings)
     problems = []
-    try:
-        if case.disturb is not None:
-            case.disturb(running)
-    except (AssertionError, OSError, TimeoutError) as error:
-        problems.append(f"could not be disturbed: {error}")
-        running.process.send_signal(signal.SIGTERM)
-    attempt = running.end()
+    if case.by_hand is not None:
+        attempt = case.by_hand(out)
+    else:
+        running = start(out, scratch, faults, False, case.settings)
+        try:
+            if case.disturb is not None:
+                case.disturb(running)
+        except (AssertionError, OSError, TimeoutError) as error:
+            problems.append(f"could not be disturbed: {error}")
+            running.process.send_signal(signal.SIGTERM)
+        attempt = running.end()
     total = attempt.seconds
     if attempt.code != case.code:
         problems.append(f"exit code {attempt.code}, not {case.code}: {attempt.cause}")
@@ -213,19 +229,29 @@ def _statuses(*expected: str) -> Callable[[Path], str]:
     return after
 
 
-def _named(out: Path) -> str:
-    """Whether a damaged checkpoint was named when it was passed over."""
-    warnings = [event["message"] for event in journal(out) if event["event"] == "warning"]
-    found = any("checkpoints/round-000002" in message for message in warnings)
-    return "" if found else "the damaged checkpoint was not named"
+def _warned(text: str) -> Callable[[Path], str]:
+    """Whether a text was in a warning of the journal."""
+
+    def after(out: Path) -> str:
+        warnings = [event["message"] for event in journal(out) if event["event"] == "warning"]
+        return "" if any(text in message for message in warnings) else f"no warning about {text}"
+
+    return after
 
 
-def _second_node(running: Running) -> None:
-    """A stranger starts a SuperNode with the name of a client that is there."""
+def _second_node(state: str) -> Disturb:
+    """Somebody starts a SuperNode with the name of a client that is there.
+
+    Args:
+        state: its state folder, from the folder above the run's.
+    """
+    return lambda running: _start_second(running, running.out.parent / state)
+
+
+def _start_second(running: Running, state: Path) -> None:
     running.until("round_done", 1)
     port = _superlink_port(running)
-    place = f"client-name='client-00' state-dir='{running.scratch / 'other'}'"
-    config = f"{place} partition-id=0 num-partitions=2"
+    config = f"client-name='client-00' state-dir='{state}' partition-id=0 num-partitions=2"
     with (running.scratch / "second.log").open("wb") as log:
         second = subprocess.Popen(
             [
@@ -362,6 +388,11 @@ CASES = (
         cause="the SuperLink ended",
     ),
     Case(
+        "superlink-database",
+        "SuperLink with a database stopped after round 1 and started again, the run resumed",
+        by_hand=restarted_superlink,
+    ),
+    Case(
         "launcher",
         "the `blend run` command itself killed after round 1",
         disturb=_when("round_done", 1, lambda r: r.process.kill()),
@@ -389,7 +420,7 @@ CASES = (
             between=_damage("checkpoints/round-*.safetensors", how),
             code=143,
             cause="stopped by SIGTERM",
-            after=_named,
+            after=_warned("checkpoints/round-000002"),
         )
         for how in ("truncated", "empty", "flipped")
     ),
@@ -418,6 +449,25 @@ CASES = (
         ),
         code=3,
         cause="No space left on device",
+    ),
+    Case(
+        "full-disk-journal",
+        "disk full at the journal from round 2 on",
+        (_fault("server.journal:Journal.write", "before", "full 0._file", a1="round", a2=None),),
+    ),
+    Case(
+        "read-only-server",
+        "the run's folder turns read-only at the checkpoint of round 2",
+        (
+            _fault(
+                "blend_core.state:os.open",
+                "before",
+                f"raise OSError {errno.EROFS}",
+                a0="checkpoints/.round-000002",
+            ),
+        ),
+        code=3,
+        cause="Read-only file system",
     ),
     Case(
         "full-disk-site",
@@ -455,7 +505,62 @@ CASES = (
     Case(
         "second-name",
         "a second SuperNode claims the name of a client that is there",
-        disturb=_second_node,
+        disturb=_second_node("second-name-scratch/other"),
+        after=_warned("a second SuperNode"),
+    ),
+    Case(
+        "second-worker",
+        "a second SuperNode, with another's name and on its state folder",
+        disturb=_second_node("second-worker/state"),
+        after=_warned("a second SuperNode"),
+    ),
+    Case(
+        "other-version",
+        "a client runs another version of the package",
+        (
+            _fault(
+                "blend_core.messages:Reply.pack",
+                "before",
+                'set 0.version "0.0.1"',
+                repeated=True,
+                argv="client-01",
+            ),
+        ),
+        code=4,
+        cause="refused client-01: it runs version '0.0.1'",
+        same=None,
+    ),
+    Case(
+        "other-classes",
+        "a client has another list of classes",
+        (
+            _fault(
+                "client.node:parse_experiment",
+                "before",
+                'set 0.data.split "development"',
+                repeated=True,
+                argv="client-01",
+            ),
+        ),
+        code=4,
+        cause="client-01: its partition",
+        same=None,
+    ),
+    Case(
+        "other-rank",
+        "a client has adapters of another rank",
+        (
+            _fault(
+                "client.node:parse_experiment",
+                "before",
+                "set 0.method.vision_rank 8",
+                repeated=True,
+                argv="client-01",
+            ),
+        ),
+        code=1,
+        cause="client-01: ",
+        same=None,
     ),
     Case(
         "slow",

@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from blend_core.report.runs import RESULTS
+from blend_core.settings import load_experiment
+from deploy.children import Family
+from deploy.engine import Workspace
+from deploy.processes import READY, node_configs, start_superlink
 from deploy.relatives import MARKER
 
 ROUNDS = 3
@@ -169,6 +173,41 @@ def undisturbed(folder: Path) -> tuple[dict[str, str], float]:
     attempt = start(folder / "undisturbed", folder / "quiet", [], False, {}).end()
     assert attempt.code == 0, attempt.lines
     return hashes(folder / "undisturbed"), attempt.seconds
+
+
+def restarted_superlink(out: Path) -> Attempt:
+    """A federation by hand: its SuperLink, which has a database, is stopped and started again."""
+    began = time.monotonic()
+    out.mkdir()
+    (out / "config.yaml").write_text(CONFIG)
+    experiment = load_experiment(out / "config.yaml")
+    workspace = Workspace(out, "by-hand")
+    workspace.write_app()
+    nodes = node_configs(experiment, out)
+    with Family(workspace.environment(len(nodes)), workspace.logs) as family:
+        options = ("--database", str(out / "superlink.db"))
+        superlink, port = start_superlink(family, workspace, 120.0, options, nodes)
+        runs = []
+        for resume in (False, True):
+            workspace.write_run_config(experiment, "processes", time.time(), resume)
+            runs.append(family.start(f"run-{len(runs)}", workspace.submit_command()))
+            if not resume:
+                _until(lambda: any(e["event"] == "round_done" for e in journal(out)))
+                superlink.process.send_signal(signal.SIGTERM)
+                _until(lambda: not superlink.running and not runs[0].running)
+                command = [str(word) for word in superlink.process.args]  # type: ignore[union-attr]
+                superlink = family.start("superlink", command)
+                _until(lambda: f"{READY} http" in superlink.output())
+        _until(lambda: not runs[1].running)
+        code = int(runs[1].process.returncode)
+    return Attempt(code, runs[1].output().splitlines()[-1:], time.monotonic() - began)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.05)
 
 
 Disturb = Callable[[Running], None]

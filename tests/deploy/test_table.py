@@ -231,6 +231,9 @@ def test_refused_and_absent_clients_are_told_with_their_rounds():
         "w holds values that are not finite"
     ) in lines
     assert "aggregation: krum, every client alike" in lines
+    node = {"after": 0, "client": "mallory", "reason": "its key is registered for eve"}
+    lines = printed(results(refused_nodes=[node]))
+    assert "not let in: mallory: its key is registered for eve" in lines
     assert "aggregation" not in "\n".join(printed(results(aggregation="mean", refusals={})))
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from blend_core.config import ServerConfig
 from blend_core.errors import RunError
+from blend_core.state import write_json_atomic
 from deploy import engine, relatives, watch
 from deploy.children import Family
 from deploy.relatives import MARKER
@@ -84,6 +85,27 @@ def test_a_serverapp_that_somebody_waited_for_has_died_too(family, tmp_path, mon
     while (trouble := watching._trouble()) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert str(trouble).startswith("the ServerApp ended at its start: ")
+
+
+def test_new_results_count_though_a_full_disk_cost_the_journal_its_end(
+    family, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.1)
+    (tmp_path / "results.json").write_text("of the run before it was resumed")
+    link, run = (family.start(name, SLEEP) for name in ("superlink", "run"))
+    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+
+    def ended() -> Watch:
+        event = {"event": "started", "pid": dead.pid, "engine": "processes"}
+        (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+        return Watch(tmp_path, link, run, ServerConfig(), 60.0, lambda event: None)
+
+    with pytest.raises(RunError, match="the ServerApp ended without a result"):
+        ended().until_end()
+    watching = ended()
+    write_json_atomic(tmp_path / "results.json", {})
+    watching.until_end()
 
 
 def test_a_dead_part_of_ray_is_named_and_another_runs_is_not_ours(family, tmp_path):

@@ -125,10 +125,13 @@ def test_a_sites_own_error_ends_formation_with_its_exit_code(coordinator, tmp_pa
 def test_a_name_that_is_no_client_of_the_benchmark_is_refused(coordinator, tmp_path):
     clients = {"mallory": honest(1), "client-00": honest(1)}
     run = coordinator(clients, clients=1, rounds=1, data={"kind": "shapes"})
+    run.record.engine = "flower"
     run.run()
     assert list(run.members) == ["client-00"]
     refused = [e for e in events(tmp_path) if e["event"] == "refused"]
     assert [e["client"] for e in refused] == ["mallory"]
+    reason = "no client of this experiment has that name"
+    assert read(tmp_path)["refused_nodes"] == [{"after": 0, "client": "mallory", "reason": reason}]
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "", "a\nb", "x" * 65])
@@ -161,8 +164,12 @@ def test_a_refused_client_does_not_end_formation_for_the_others(coordinator):
         return reply
 
     run = coordinator({"a": old, "b": honest(1)}, clients=1, rounds=1)
+    run.record.engine = "flower"
     run.run()
     assert list(run.members) == ["b"]
+    # Where all nodes are our own, nobody else comes.
+    with pytest.raises(FormationError, match=r"^refused a: it runs version"):
+        coordinator({"a": old, "b": honest(1)}, clients=2).run()
 
 
 def test_a_round_lost_to_sites_states_alone_ends_with_their_exit_code(coordinator, tmp_path):

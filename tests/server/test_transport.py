@@ -116,10 +116,16 @@ def test_nodes_join_and_are_asked_by_name():
 def test_a_second_node_with_a_living_name_is_not_taken():
     grid = Grid({1: named("a")})
     transport = FlowerTransport(grid)
+    told: list[str] = []
+    transport.on_warning = told.append
     assert joined(transport, 1) == ["a"]
     grid.nodes[2] = named("a")
     assert joined(transport, 2, timeout=0.3) == []
     assert transport.nodes == {"a": 1}
+    assert told == [
+        "a: a second SuperNode (node 2) has this name; it is not used as long as the first one is "
+        "there"
+    ]
 
 
 def test_a_second_node_with_an_error_does_not_end_the_round_of_the_living_one():

@@ -3,11 +3,13 @@
 The environment variable CHAOS holds a JSON list of faults:
 
     {"at": "module:attribute", "when": "before" | "after" | "instead",
-     "match": {"1.round": 2}, "do": "kill" | "sleep 5" | "raise OSError 28" | "tear",
+     "match": {"1.round": 2, "argv": "client-01"},
+     "do": "kill" | "sleep 5" | "raise OSError 28" | "tear" | "set 0.method.vision_rank 8" | "full 0",
      "once": "/path/of/a/marker"}
 
-`match` looks at the arguments of the call: an index, then attributes; an integer must be equal, a
-text contained. With `once` the fault happens in one call of one process only.
+`match` looks at the arguments of the call: an index, then attributes or keys; an integer must be
+equal, a text contained. "argv" is the command line of the process. With `once` the fault happens in
+one call of one process only.
 """
 
 from __future__ import annotations
@@ -80,13 +82,19 @@ def patch(module: ModuleType, fault: dict[str, Any]) -> None:
 
 def matches(args: tuple[Any, ...], wanted: dict[str, Any]) -> bool:
     for place, value in wanted.items():
-        index, *names = place.split(".")
-        found: Any = args[int(index)]
-        for name in names:
-            found = getattr(found, name)
+        found = " ".join(sys.argv) if place == "argv" else reached(args, place)
         if found != value if isinstance(value, int) else value not in str(found):
             return False
     return True
+
+
+def reached(args: tuple[Any, ...], place: str) -> Any:
+    """What a path leads to: the index of an argument, then attributes or keys."""
+    index, *names = place.split(".")
+    found: Any = args[int(index)]
+    for name in names:
+        found = found[name] if isinstance(found, dict) else getattr(found, name)
+    return found
 
 
 def first(marker: str | None) -> bool:
@@ -114,6 +122,13 @@ def happen(what: str, args: tuple[Any, ...]) -> None:
         path, data = Path(args[0]), args[1]
         path.with_name(f".{path.name}.{os.getpid()}.tmp").write_bytes(data[: len(data) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
+    elif verb == "set":
+        place, _, name = words[0].rpartition(".")
+        owner, value = reached(args, place), json.loads(words[1])
+        owner.update({name: value}) if isinstance(owner, dict) else setattr(owner, name, value)
+    elif verb == "full":
+        # From here on the open file has no room left.
+        os.dup2(os.open("/dev/full", os.O_WRONLY), reached(args, words[0]).fileno())
     else:
         raise ValueError(what)
 
