@@ -18,6 +18,8 @@ from server.identity import Identities, Node
 logger = logging.getLogger("blend.server")
 
 POLL_SECONDS = 0.1
+# How often a client is sent one request again because its ClientApp process died over it.
+REPETITIONS = 2
 MESSAGE_TYPES = {"join": "query", "train": "train", "evaluate": "evaluate"}
 
 
@@ -46,6 +48,8 @@ class FlowerTransport:
         self._known: dict[int, Node] = {}
         self._asked: set[int] = set()
         self._joining: dict[str, int] = {}
+        # How often a node's ClientApp process died over the request to join.
+        self._deaths: dict[int, int] = {}
         self._second: dict[int, Reply] = {}
         self._join_request: Request | None = None
 
@@ -61,10 +65,13 @@ class FlowerTransport:
         """Send the requests and yield (client asked, reply) as they come, until the deadline.
 
         A client whose node is gone is waited for: when that node is back, or another one appears
-        with its name, it is sent the same request again.
+        with its name, it is sent the same request again. So is one whose ClientApp process died,
+        `REPETITIONS` times at most: its round is done again from the same state, with the same
+        result.
         """
         deadline = time.monotonic() + timeout
         sent: dict[str, str] = {}
+        deaths = dict.fromkeys(requests, 0)
         # Clients to send to, as soon as their node is there.
         due = set(requests)
         while (sent or due) and time.monotonic() < deadline:
@@ -79,6 +86,11 @@ class FlowerTransport:
             for message in self.grid.pull_messages(list(sent)) if sent else ():
                 client = sent.pop(message.metadata.reply_to_message_id)
                 if _node_gone(message):
+                    due.add(client)
+                    continue
+                if _app_died(message) and deaths[client] < REPETITIONS:
+                    deaths[client] += 1
+                    self.on_warning(f"{client}: its ClientApp process died; it is asked again")
                     due.add(client)
                     continue
                 heard = True
@@ -117,6 +129,9 @@ class FlowerTransport:
         for message in self.grid.pull_messages(list(self._joining)) if self._joining else ():
             node = self._joining.pop(message.metadata.reply_to_message_id)
             if _node_gone(message):
+                self._asked.discard(node)
+            elif _app_died(message) and self._deaths.get(node, 0) < REPETITIONS:
+                self._deaths[node] = self._deaths.get(node, 0) + 1
                 self._asked.discard(node)
             elif self._entitled(reply := _reply(message, self._join_request, _label(node)), node):
                 fresh[node] = reply
@@ -188,6 +203,11 @@ def _log_refusal(who: str, reason: str) -> None:
 def _node_gone(message: Message) -> bool:
     """Whether Flower answers for a node that went offline before it replied."""
     return bool(message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE)
+
+
+def _app_died(message: Message) -> bool:
+    """Whether Flower answers for a ClientApp process that ended without a word."""
+    return bool(message.has_error() and message.error.code == ErrorCode.CLIENT_APP_CRASHED)
 
 
 def _reply(message: Message, request: Request, client: str) -> Reply:

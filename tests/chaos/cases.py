@@ -480,7 +480,7 @@ CASES = (
                 a1="client-01/round-000002",
             ),
         ),
-        code=1,
+        code=3,
         cause="No space left on device",
     ),
     Case(
@@ -494,7 +494,7 @@ CASES = (
                 a0="client-01/.round-000002",
             ),
         ),
-        code=1,
+        code=3,
         cause="Read-only file system",
     ),
     Case(

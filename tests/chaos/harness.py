@@ -16,7 +16,7 @@ from typing import Any
 
 from blend_core.report.runs import RESULTS
 from blend_core.settings import load_experiment
-from deploy.children import Family
+from deploy.children import Child, Family
 from deploy.engine import Workspace
 from deploy.processes import READY, node_configs, start_superlink
 from deploy.relatives import MARKER
@@ -185,22 +185,23 @@ def restarted_superlink(out: Path) -> Attempt:
     workspace.write_app()
     nodes = node_configs(experiment, out)
     with Family(workspace.environment(len(nodes)), workspace.logs) as family:
-        options = ("--database", str(out / "superlink.db"))
-        superlink, port = start_superlink(family, workspace, 120.0, options, nodes)
-        runs = []
-        for resume in (False, True):
+
+        def submit(resume: bool) -> Child:
             workspace.write_run_config(experiment, "processes", time.time(), resume)
-            runs.append(family.start(f"run-{len(runs)}", workspace.submit_command()))
-            if not resume:
-                _until(lambda: any(e["event"] == "round_done" for e in journal(out)))
-                superlink.process.send_signal(signal.SIGTERM)
-                _until(lambda: not superlink.running and not runs[0].running)
-                command = [str(word) for word in superlink.process.args]  # type: ignore[union-attr]
-                superlink = family.start("superlink", command)
-                _until(lambda: f"{READY} http" in superlink.output())
-        _until(lambda: not runs[1].running)
-        code = int(runs[1].process.returncode)
-    return Attempt(code, runs[1].output().splitlines()[-1:], time.monotonic() - began)
+            return family.start(f"run-resume-{resume}", workspace.submit_command())
+
+        options = ("--database", str(out / "superlink.db"))
+        first, _ = start_superlink(family, workspace, 120.0, options, nodes)
+        submit(resume=False)
+        _until(lambda: any(event["event"] == "round_done" for event in journal(out)))
+        first.process.send_signal(signal.SIGTERM)
+        _until(lambda: not first.running)
+        second = family.start("superlink", [str(word) for word in first.process.args])
+        _until(lambda: f"{READY} http" in second.output())
+        resumed = submit(resume=True)
+        _until(lambda: not resumed.running)
+    lines = resumed.output().splitlines()[-1:]
+    return Attempt(int(resumed.process.returncode), lines, time.monotonic() - began)
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -113,6 +113,36 @@ def test_nodes_join_and_are_asked_by_name():
     assert grid.sent[-1] == (11, "train")
 
 
+def dies(times: int, kind: str):
+    """A node whose ClientApp process dies over requests of a kind, so many times."""
+    crashed = Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding.")
+    left = [crashed] * times
+
+    def node(request: Request) -> RecordDict | Error:
+        return left.pop() if request.kind == kind and left else named("a")(request)
+
+    return node
+
+
+@pytest.mark.parametrize("kind", ["join", "train"])
+def test_a_client_whose_clientapp_died_is_asked_again_and_not_for_ever(kind):
+    transport = FlowerTransport(Grid({1: dies(2, kind)}))
+    told: list[str] = []
+    transport.on_warning = told.append
+    assert joined(transport, 1) == ["a"]
+    ((_, reply),) = transport.ask({"a": train(1)}, 5.0)
+    assert reply.shared["w"].tolist() == [2, 3]
+    warning = "a: its ClientApp process died; it is asked again"
+    assert told == ([warning] * 2 if kind == "train" else [])
+    transport = FlowerTransport(Grid({1: dies(3, kind)}))
+    if kind == "join":
+        assert joined(transport, 1) == ["node 1"]
+        return
+    assert joined(transport, 1) == ["a"]
+    ((_, reply),) = transport.ask({"a": train(1)}, 5.0)
+    assert reply.error == "Flower error 8: ClientApp stopped responding."
+
+
 def test_a_second_node_with_a_living_name_is_not_taken():
     grid = Grid({1: named("a")})
     transport = FlowerTransport(grid)

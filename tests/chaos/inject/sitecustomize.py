@@ -4,7 +4,7 @@ The environment variable CHAOS holds a JSON list of faults:
 
     {"at": "module:attribute", "when": "before" | "after" | "instead",
      "match": {"1.round": 2, "argv": "client-01"},
-     "do": "kill" | "sleep 5" | "raise OSError 28" | "tear" | "set 0.method.vision_rank 8" | "full 0",
+     "do": "kill" | "sleep 5" | "raise OSError 28" | "tear" | "set 0.method.rank 8" | "full 0.file",
      "once": "/path/of/a/marker"}
 
 `match` looks at the arguments of the call: an index, then attributes or keys; an integer must be
