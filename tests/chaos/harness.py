@@ -19,7 +19,7 @@ from blend_core.settings import load_experiment
 from deploy.children import Child, Family
 from deploy.engine import Workspace
 from deploy.processes import READY, node_configs, start_superlink
-from deploy.relatives import MARKER
+from deploy.relatives import MARKER, is_running
 
 ROUNDS = 3
 CONFIG = f"""\
@@ -198,10 +198,14 @@ def restarted_superlink(out: Path) -> Attempt:
         _until(lambda: not first.running)
         second = family.start("superlink", [str(word) for word in first.process.args])
         _until(lambda: f"{READY} http" in second.output())
+        # The first ServerApp goes on until the SuperLink refuses what it knows its task by.
+        (started,) = (event for event in journal(out) if event["event"] == "started")
+        _until(lambda: not is_running(started["pid"]))
         resumed = submit(resume=True)
         _until(lambda: not resumed.running)
-    lines = resumed.output().splitlines()[-1:]
-    return Attempt(int(resumed.process.returncode), lines, time.monotonic() - began)
+    # `flwr run --stream` ends with 0 whatever came of the run.
+    code = 0 if journal(out)[-1]["event"] == "finished" else 1
+    return Attempt(code, resumed.output().splitlines()[-1:], time.monotonic() - began)
 
 
 def _until(condition: Callable[[], bool]) -> None:
