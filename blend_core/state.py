@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ Header = dict[str, Any]
 
 FORMAT = "1"
 _NO_DIGEST = "0" * 64
+# Between two looks at a lock that somebody else has.
+_LOOK_SECONDS = 0.02
 _ROUND_FILE = re.compile(r"round-(\d{6,})\.safetensors")
 
 
@@ -206,6 +209,39 @@ def lock_folder(folder: Path) -> Iterator[None]:
     finally:
         # The file stays: removing it would let a third process lock a new file of that name
         # while a second one waits for the old.
+        os.close(descriptor)
+
+
+@contextmanager
+def lock_file(path: Path, deadline: float, busy: str) -> Iterator[None]:
+    """Own a file (created if missing) for the time of a `with`; wait until nobody else does.
+
+    Args:
+        path: the file; its folder must exist.
+        deadline: of the wait, in seconds of the monotonic clock.
+        busy: what to say when it is over.
+
+    Raises:
+        SiteError: another process has it all the time.
+        StateError: the file cannot be opened or locked.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise StateError(f"{path}: cannot be opened: {error.strerror}") from error
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise SiteError(busy) from None
+                time.sleep(_LOOK_SECONDS)
+            except OSError as error:
+                raise StateError(f"{path}: cannot be locked: {error.strerror}") from error
+        yield
+    finally:
         os.close(descriptor)
 
 

@@ -5,21 +5,19 @@ Runs in Flower's process for every message, so it imports neither torch nor Flow
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from blend_core import __version__
 from blend_core.errors import ConfigError, RunError, SiteError
 from blend_core.messages import Reply, Request
-from blend_core.state import make_folder
+from blend_core.state import lock_file, make_folder
 from client.channel import connect, read_key
 from client.site import Site
 from client.worker import DEFAULT_NODE, Process, Record, process_status
@@ -118,7 +116,8 @@ def _exchange(record: Record, request: Request, deadline: float) -> Reply:
 def _find_or_start(site: Site, federation: str, deadline: float, node: str) -> Record:
     folder = site.folder(federation)
     make_folder(folder)
-    with _starting(folder, deadline):
+    busy = f"{folder}: another process has been starting a worker for too long"
+    with lock_file(folder / "starting", deadline, busy):
         parent = supernode()
         record = Record.read(folder)
         if record is not None and record.process.alive():
@@ -203,26 +202,6 @@ def _end(record: Record) -> None:
                 os.kill(record.process.pid, number)
         while record.process.alive() and time.monotonic() < deadline:
             time.sleep(POLL)
-
-
-@contextmanager
-def _starting(folder: Path, deadline: float) -> Iterator[None]:
-    """Let one process at a time look for a worker and start one."""
-    descriptor = os.open(folder / "starting", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise SiteError(
-                        f"{folder}: another process has been starting a worker for too long"
-                    ) from None
-                time.sleep(POLL)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _left(deadline: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from blend_core.data.repeated import file_digest, file_size
 from blend_core.data.site_images import SiteImages
 from blend_core.errors import SiteError
 from blend_core.randomness import derive_seed
-from blend_core.state import StateError, make_folder, write_json_atomic
+from blend_core.state import lock_file, make_folder, write_json_atomic
 
 __all__ = [
     "LEAST",
@@ -36,7 +35,6 @@ LEAST = 5
 
 # Seconds to wait for another run at the same site, which decodes the same images.
 _PATIENCE = 600.0
-_POLL = 0.1
 
 
 @dataclass(frozen=True)
@@ -194,26 +192,10 @@ def holdout_lock(file: Path | None) -> Iterator[None]:
         yield
         return
     make_folder(file.parent)
-    deadline = time.monotonic() + _PATIENCE
-    path = file.with_suffix(".lock")
-    try:
-        lock = open(path, "ab")  # noqa: SIM115 - what fails inside is not about this file.
-    except OSError as error:
-        raise StateError(f"{path}: cannot be opened: {error.strerror}") from error
-    with lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise SiteError(
-                        f"{file}: another run has been reading this site for {_PATIENCE:.0f} s; "
-                        "end that one first"
-                    ) from None
-                time.sleep(_POLL)
-            except OSError as error:
-                raise StateError(f"{path}: cannot be locked: {error.strerror}") from error
+    busy = (
+        f"{file}: another run has been reading this site for {_PATIENCE:.0f} s; end that one first"
+    )
+    with lock_file(file.with_suffix(".lock"), time.monotonic() + _PATIENCE, busy):
         yield
 
 
