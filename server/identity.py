@@ -42,6 +42,8 @@ class Identities:
         self.path = folder / IDENTITIES
         self.required = required
         self.keys = _read(self.path)
+        # Clients whose nodes' keys have no name, until somebody was told of them.
+        self._nameless: set[str] = set()
 
     def stranger(self, node: Node) -> str | None:
         """Why a node is not even asked to join; None if it may be."""
@@ -73,10 +75,24 @@ class Identities:
         Raises:
             StateError: the file cannot be written.
         """
+        if not node.name:
+            self._nameless.add(client)
         if node.name and client not in self.keys:
             self.keys[client] = fingerprint(node.public_key)
             make_folder(self.path.parent)
             write_json_atomic(self.path, self.keys)
+
+    def doubt(self) -> str | None:
+        """What to tell, once, if only some keys are registered by name; None if nothing."""
+        if not self.keys or not self._nameless:
+            return None
+        clients = ", ".join(sorted(self._nameless))
+        self._nameless.clear()
+        return (
+            f"{clients}: the key is not registered by name as those of others are, so anybody "
+            "without a name could have claimed to be this client; server.require_keys=true "
+            "refuses such keys"
+        )
 
 
 def fingerprint(public_key: bytes) -> str:

@@ -151,6 +151,8 @@ class FlowerTransport:
                 self.nodes[reply.client] = node
                 if self.identities is not None:
                     self.identities.bind(reply.client, self._known[node])
+                    if (doubt := self.identities.doubt()) is not None:
+                        self.on_warning(doubt)
             yield reply
 
     def _newcomers(self, nodes: set[int]) -> Iterator[int]:

@@ -361,6 +361,25 @@ def test_a_name_is_bound_to_the_key_that_first_used_it_and_the_binding_outlives_
     assert json.loads((tmp_path / IDENTITIES).read_text()) == bound
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_key_without_a_name_among_keys_with_names_is_told_once(tmp_path, first):
+    grid = Grid({1: named(first)}, {1: first} if first == "a" else {})
+    transport, refused = keyed(grid, tmp_path)
+    told: list[str] = []
+    transport.on_warning = told.append
+    assert joined(transport, 1) == [first]
+    assert told == []
+    second = {"a": "b", "b": "a"}[first]
+    grid.nodes[2] = named(second)
+    grid.registered |= {2: "a"} if second == "a" else {}
+    assert joined(transport, 1) == [second]
+    grid.nodes[3], grid.registered[3] = named("c"), "c"
+    assert joined(transport, 1) == ["c"]
+    (warning,) = told
+    assert warning.startswith("b: the key is not registered by name as those of others are")
+    assert refused == []
+
+
 def test_a_registered_key_speaks_for_its_own_name_only(tmp_path):
     grid = Grid({1: named("b")}, {1: "a"})
     transport, refused = keyed(grid, tmp_path)
