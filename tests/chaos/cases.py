@@ -147,8 +147,11 @@ def _left(out: Path) -> list[str]:
 
 
 def _fault(at: str, when: str, do: str, repeated: bool = False, **match: Any) -> dict[str, Any]:
-    """A fault; `match` names arguments as a0, a1__round, ..."""
-    places = {name[1:].replace("__", "."): value for name, value in match.items()}
+    """A fault; `match` names arguments as a0, a1__round, ..., and the command line as argv."""
+    places = {
+        name if name == "argv" else name[1:].replace("__", "."): value
+        for name, value in match.items()
+    }
     fault = {"at": at, "when": when, "do": do, "match": places}
     return {**fault, "repeated": True} if repeated else fault
 
@@ -289,6 +292,8 @@ SAVE_2 = {"a0__folder": "client-01", "a1": 2}
 STATE = "state/*/*/client-01/round-000001.safetensors"
 _state = {how: _backed_up(STATE, how) for how in ("missing", "truncated", "empty", "flipped")}
 
+# Time for a second SuperNode to start in the middle of a run.
+_PAUSE = (_fault("client.node:local_update", "before", "sleep 40", a5="client-01", a6=3),)
 _TORN = {"a0": "checkpoints/round-000003"}
 CASES = (
     Case(
@@ -452,8 +457,8 @@ CASES = (
     ),
     Case(
         "full-disk-journal",
-        "disk full at the journal from round 2 on",
-        (_fault("server.journal:Journal.write", "before", "full 0._file", a1="round", a2=None),),
+        "disk full at the journal from the end of round 1 on",
+        (_fault("server.journal:Journal.write", "before", "full 0._file", a1="round_done"),),
     ),
     Case(
         "read-only-server",
@@ -505,12 +510,14 @@ CASES = (
     Case(
         "second-name",
         "a second SuperNode claims the name of a client that is there",
+        _PAUSE,
         disturb=_second_node("second-name-scratch/other"),
         after=_warned("a second SuperNode"),
     ),
     Case(
         "second-worker",
         "a second SuperNode, with another's name and on its state folder",
+        _PAUSE,
         disturb=_second_node("second-worker/state"),
         after=_warned("a second SuperNode"),
     ),
