@@ -131,8 +131,11 @@ def perform(case: Case, folder: Path) -> Outcome:
         if attempt.code != 0:
             problems.append(f"not resumed: {attempt.cause}")
         else:
-            same = hashes(out) == expected
-            if not same:
+            try:
+                same = hashes(out) == expected
+            except OSError as error:
+                problems.append(f"no results: {error}")
+            if same is False:
                 problems.append("other bytes")
     if case.after is not None and (wrong := case.after(out)):
         problems.append(wrong)
