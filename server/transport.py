@@ -18,8 +18,10 @@ from server.identity import Identities, Node
 logger = logging.getLogger("blend.server")
 
 POLL_SECONDS = 0.1
-# How often a client is sent one request again because its ClientApp process died over it.
+# How often a client is sent one request again that was lost on the way to its reply.
 REPETITIONS = 2
+# Seconds; Flower refuses a message without time to live.
+SHORTEST_TTL = 1.0
 MESSAGE_TYPES = {"join": "query", "train": "train", "evaluate": "evaluate"}
 
 
@@ -48,8 +50,8 @@ class FlowerTransport:
         self._known: dict[int, Node] = {}
         self._asked: set[int] = set()
         self._joining: dict[str, int] = {}
-        # How often a node's ClientApp process died over the request to join.
-        self._deaths: dict[int, int] = {}
+        # How often a node was asked to join again.
+        self._repeated: dict[int, int] = {}
         self._second: dict[int, Reply] = {}
         self._join_request: Request | None = None
 
@@ -65,13 +67,13 @@ class FlowerTransport:
         """Send the requests and yield (client asked, reply) as they come, until the deadline.
 
         A client whose node is gone is waited for: when that node is back, or another one appears
-        with its name, it is sent the same request again. So is one whose ClientApp process died,
-        `REPETITIONS` times at most: its round is done again from the same state, with the same
-        result.
+        with its name, it is sent the same request again. So is one whose ClientApp process died
+        or whose message was dropped, `REPETITIONS` times at most: its round is done again from
+        the same state, with the same result.
         """
         deadline = time.monotonic() + timeout
         sent: dict[str, str] = {}
-        deaths = dict.fromkeys(requests, 0)
+        repeated = dict.fromkeys(requests, 0)
         # Clients to send to, as soon as their node is there.
         due = set(requests)
         while (sent or due) and time.monotonic() < deadline:
@@ -88,9 +90,11 @@ class FlowerTransport:
                 if _node_gone(message):
                     due.add(client)
                     continue
-                if _app_died(message) and deaths[client] < REPETITIONS:
-                    deaths[client] += 1
-                    self.on_warning(f"{client}: its ClientApp process died; it is asked again")
+                if _expired(message) and deadline - time.monotonic() < SHORTEST_TTL:
+                    continue
+                if (lost := _lost(message)) and repeated[client] < REPETITIONS:
+                    repeated[client] += 1
+                    self.on_warning(f"{client}: {lost}; it is asked again")
                     due.add(client)
                     continue
                 heard = True
@@ -130,8 +134,8 @@ class FlowerTransport:
             node = self._joining.pop(message.metadata.reply_to_message_id)
             if _node_gone(message):
                 self._asked.discard(node)
-            elif _app_died(message) and self._deaths.get(node, 0) < REPETITIONS:
-                self._deaths[node] = self._deaths.get(node, 0) + 1
+            elif _lost(message) and self._repeated.get(node, 0) < REPETITIONS:
+                self._repeated[node] = self._repeated.get(node, 0) + 1
                 self._asked.discard(node)
             elif self._entitled(reply := _reply(message, self._join_request, _label(node)), node):
                 fresh[node] = reply
@@ -184,8 +188,7 @@ class FlowerTransport:
         content = RecordDict({"message": ConfigRecord({"header": header})})
         if vector.size:
             content["arrays"] = ArrayRecord({"shared": Array(vector)})
-        # Flower refuses a message without time to live.
-        left = max(deadline - time.monotonic(), 1.0)
+        left = max(deadline - time.monotonic(), SHORTEST_TTL)
         message = Message(
             content, node, MESSAGE_TYPES[request.kind], ttl=left, group_id=str(request.round)
         )
@@ -207,9 +210,18 @@ def _node_gone(message: Message) -> bool:
     return bool(message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE)
 
 
-def _app_died(message: Message) -> bool:
-    """Whether Flower answers for a ClientApp process that ended without a word."""
-    return bool(message.has_error() and message.error.code == ErrorCode.CLIENT_APP_CRASHED)
+def _expired(message: Message) -> bool:
+    """Whether Flower answers that the message's time to live is over."""
+    codes = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+    return bool(message.has_error() and message.error.code in codes)
+
+
+def _lost(message: Message) -> str | None:
+    """Why Flower answers in place of a client that would do the same again; None if it doesn't."""
+    if message.has_error() and message.error.code == ErrorCode.CLIENT_APP_CRASHED:
+        return "its ClientApp process died"
+    # Flower measures a time to live with the wall clock, which may have been set.
+    return "Flower dropped the message before its deadline" if _expired(message) else None
 
 
 def _reply(message: Message, request: Request, client: str) -> Reply:

@@ -257,16 +257,22 @@ def _second_node(state: str) -> Disturb:
 def _start_second(running: Running, state: Path) -> None:
     running.until("round_done", 1)
     port = _superlink_port(running)
+    scripts = Path(sys.executable).parent
     config = f"client-name='client-00' state-dir='{state}' partition-id=0 num-partitions=2"
     with (running.scratch / "second.log").open("wb") as log:
         second = subprocess.Popen(
             [
-                str(Path(sys.executable).parent / "flower-supernode"),
+                str(scripts / "flower-supernode"),
                 "--insecure",
                 *("--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1", "--port", "33217"),
                 *("--node-config", config),
             ],
-            env={**os.environ, "FLWR_HOME": str(running.scratch / "flower")},
+            env={
+                **os.environ,
+                "FLWR_HOME": str(running.scratch / "flower"),
+                # Flower starts its helpers by name.
+                "PATH": os.pathsep.join([str(scripts), os.environ.get("PATH", os.defpath)]),
+            },
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -113,10 +113,13 @@ def test_nodes_join_and_are_asked_by_name():
     assert grid.sent[-1] == (11, "train")
 
 
-def dies(times: int, kind: str):
-    """A node whose ClientApp process dies over requests of a kind, so many times."""
-    crashed = Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding.")
-    left = [crashed] * times
+DIED = Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding.")
+DROPPED = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable")
+
+
+def loses(error: Error, times: int, kind: str):
+    """A node for which Flower answers requests of a kind with an error, so many times."""
+    left = [error] * times
 
     def node(request: Request) -> RecordDict | Error:
         return left.pop() if request.kind == kind and left else named("a")(request)
@@ -124,23 +127,38 @@ def dies(times: int, kind: str):
     return node
 
 
+@pytest.mark.parametrize(
+    ("error", "told_as"),
+    [
+        (DIED, "its ClientApp process died"),
+        (DROPPED, "Flower dropped the message before its deadline"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["join", "train"])
-def test_a_client_whose_clientapp_died_is_asked_again_and_not_for_ever(kind):
-    transport = FlowerTransport(Grid({1: dies(2, kind)}))
+def test_a_client_whose_message_was_lost_is_asked_again_and_not_for_ever(error, told_as, kind):
+    transport = FlowerTransport(Grid({1: loses(error, 2, kind)}))
     told: list[str] = []
     transport.on_warning = told.append
     assert joined(transport, 1) == ["a"]
     ((_, reply),) = transport.ask({"a": train(1)}, 5.0)
     assert reply.shared["w"].tolist() == [2, 3]
-    warning = "a: its ClientApp process died; it is asked again"
-    assert told == ([warning] * 2 if kind == "train" else [])
-    transport = FlowerTransport(Grid({1: dies(3, kind)}))
+    assert told == ([f"a: {told_as}; it is asked again"] * 2 if kind == "train" else [])
+    transport = FlowerTransport(Grid({1: loses(error, 3, kind)}))
     if kind == "join":
         assert joined(transport, 1) == ["node 1"]
         return
     assert joined(transport, 1) == ["a"]
     ((_, reply),) = transport.ask({"a": train(1)}, 5.0)
-    assert reply.error == "Flower error 8: ClientApp stopped responding."
+    assert reply.error == f"Flower error {error.code}: {error.reason}"
+
+
+def test_a_message_that_expires_at_the_deadline_is_silence():
+    """Its client is absent, not refused."""
+    grid = Grid({1: loses(DROPPED, 1, "train")})
+    transport = FlowerTransport(grid)
+    joined(transport, 1)
+    assert list(transport.ask({"a": train(1)}, 0.5)) == []
+    assert grid.sent.count((1, "train")) == 1
 
 
 def test_a_second_node_with_a_living_name_is_not_taken():
