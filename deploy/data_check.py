@@ -114,7 +114,7 @@ def _check_one(folder: Path, options: FolderOptions, backbone: Backbone, console
         return False
     _say("fit to join" + _limits(found), console)
     if not found.novel:
-        _say("no images in novel/<class>/ (a manifest lists none): Gen. is not measured", console)
+        _say("no images in novel/<class>/: Gen. is not measured", console)
     return True
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from blend_core.data.findings import Finding, error, has_errors, raise_first
 from blend_core.data.listing import SiteImage, classes_of, is_inside
 from blend_core.data.vocabulary import (
+    CLASSES,
     check_names,
     likely_line,
     quoted,
@@ -98,16 +99,17 @@ def _texts(
     data_dir: Path, local: Sequence[str], kind: str, findings: list[Finding]
 ) -> dict[str, str]:
     """What the prompts call every class; in "node" also those that are only in `classes.txt`."""
-    listed = data_dir / "classes.txt"
+    listed = data_dir / CLASSES
     if not os.path.lexists(listed) or not is_inside(listed, os.path.realpath(data_dir), findings):
         return {name: name for name in local}
     before = len(findings)
     texts = read_classes_file(listed, findings)
     missing = [name for name in local if name not in texts]
     if kind == "node" and missing and len(findings) == before:
+        strangers = [line for line in texts if line not in local]
         text = (
             f"{listed}: no line for the class {quoted(missing)}; add it, or remove the file to "
-            f"use the classes' own names{likely_line(missing[0], texts)}"
+            f"use the classes' own names{likely_line(missing[0], strangers)}"
         )
         findings.append(error("E04", text))
     if kind == "federation":

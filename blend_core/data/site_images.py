@@ -19,7 +19,7 @@ from blend_core.data.listing import (
     is_hidden,
 )
 from blend_core.data.site_manifest import MANIFEST, read_manifest
-from blend_core.data.vocabulary import quoted
+from blend_core.data.vocabulary import CLASSES, quoted
 
 __all__ = ["SiteImages", "is_site", "list_site", "site_stamp"]
 
@@ -59,19 +59,19 @@ def list_site(data_dir: Path, findings: list[Finding]) -> SiteImages:
     """
     try:
         with os.scandir(data_dir) as entries:
-            others = sorted(
-                e.name
-                for e in entries
-                if os.path.isdir(e) and not is_hidden(e.name) and e.name not in _PARTS
-            )
+            names = sorted(e.name for e in entries if not is_hidden(e.name))
     except (FileNotFoundError, NotADirectoryError):
         text = f"data directory {data_dir} not found; set data-dir"
+        if data_dir.is_file():
+            text = f"{data_dir} is a file; give the folder that holds train/ or {MANIFEST}"
         findings.append(error("E01", text))
         return SiteImages()
     except OSError as failure:
         text = f"data directory {data_dir} cannot be read: {failure.strerror}; check permissions"
         findings.append(error("E01", text))
         return SiteImages()
+    others = [name for name in names if os.path.isdir(data_dir / name) and name not in _PARTS]
+    misnamed = _misnamed(data_dir, names)
     # Of whatever kind: a link that leads nowhere is an error, and no missing folder.
     folders = {part for part in _PARTS if os.path.lexists(data_dir / part)}
     if os.path.lexists(data_dir / MANIFEST):
@@ -91,12 +91,24 @@ def list_site(data_dir: Path, findings: list[Finding]) -> SiteImages:
             findings.append(warning("W07", text))
     else:
         text = f"expected train/<class>/, test/<class>/ or {MANIFEST} under {data_dir}"
-        findings.append(error("E02", text + _likely_layout(data_dir, others)))
+        findings.append(error("E02", text + (misnamed or _likely_layout(data_dir, others))))
         return SiteImages()
+    if misnamed:
+        findings.append(warning("W07", f"{data_dir}: a file is not read{misnamed}"))
     novel = class_images(data_dir, "novel", findings) if "novel" in folders else []
     if not train and not test and not has_errors(findings):
         findings.append(error("E08", f"{data_dir}: no images in train or test; {fix}"))
     return SiteImages(tuple(train), tuple(test), tuple(novel))
+
+
+def _misnamed(data_dir: Path, names: Sequence[str]) -> str:
+    """What to do with a file that was meant to be the manifest or the list of classes."""
+    for right in (MANIFEST, CLASSES):
+        stem = right.partition(".")[0]
+        for name in names if right not in names else ():
+            if name.casefold().partition(".")[0] == stem and os.path.isfile(data_dir / name):
+                return f"; save {quoted([name])} as {right}"
+    return ""
 
 
 def _likely_layout(data_dir: Path, folders: Sequence[str]) -> str:
@@ -131,7 +143,7 @@ def site_stamp(data_dir: Path, holdout_file: Path | None = None) -> str:
     """
     findings: list[Finding] = []
     real_root = os.path.realpath(data_dir)
-    lines = [_stamp(os.path.join(data_dir, name)) for name in (MANIFEST, "classes.txt")]
+    lines = [_stamp(os.path.join(data_dir, name)) for name in (MANIFEST, CLASSES)]
     if holdout_file is not None:
         lines.append(_stamp(str(holdout_file)))
     listed = os.path.lexists(data_dir / MANIFEST)

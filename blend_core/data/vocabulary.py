@@ -11,8 +11,9 @@ from pathlib import Path
 from blend_core.data.findings import Finding, error
 from blend_core.names import composed, reading
 
-__all__ = ["check_names", "likely_line", "quoted", "read_classes_file", "read_regular"]
+__all__ = ["CLASSES", "check_names", "likely_line", "quoted", "read_classes_file", "read_regular"]
 
+CLASSES = "classes.txt"
 # Characters of a name that a message shows.
 _SHOWN = 80
 
@@ -129,13 +130,13 @@ def likely_line(folder: str, listed: Iterable[str]) -> str:
 
     Args:
         folder: a class without a line.
-        listed: the folders of all lines, as they were read.
+        listed: the folders of the lines that are of no class, as they were read.
 
     Returns:
         A hint that begins with "; ", or nothing.
     """
     for line in listed:
-        if re.split(r"[;,]| {2,}", line)[0].strip() == folder:
+        if re.split(r"[;,]", line)[0].strip() == folder or line.startswith(f"{folder} "):
             return f"; put one TAB between folder and words, not as in {quoted([line])}"
         if re.split(r"[/\\]", line)[-1] == folder:
             return f"; write the folder's own name, not {quoted([line])}"

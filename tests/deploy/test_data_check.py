@@ -45,7 +45,7 @@ def test_a_good_folder_ends_with_its_counts_and_0(site: Path) -> None:
     assert ["all", "4", "1"] in rows
     assert output.splitlines()[-3:] == [
         "fit to join",
-        "no images in novel/<class>/ (a manifest lists none): Gen. is not measured",
+        "no images in novel/<class>/: Gen. is not measured",
         "prompts were checked for ViT-B-16-quickgelu (--backbone)",
     ]
 

@@ -196,7 +196,11 @@ def test_e01_no_such_folder(tmp_path: Path) -> None:
     missing = tmp_path / "none"
     assert refusal(missing) == f"E01 data directory {missing} not found; set data-dir"
     missing.touch()
-    assert refusal(missing).startswith("E01 ")
+    inside = missing / "none"
+    assert refusal(inside) == f"E01 data directory {inside} not found; set data-dir"
+    assert refusal(missing) == (
+        f"E01 {missing} is a file; give the folder that holds train/ or manifest.csv"
+    )
 
 
 def test_e02_neither_train_nor_test(tmp_path: Path) -> None:

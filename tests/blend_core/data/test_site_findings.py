@@ -399,6 +399,32 @@ def only(site: Path, options: FolderOptions = NODE) -> str:
     return str(found).replace(f"{site}", "SITE")
 
 
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("Manifest.csv", "manifest.csv"),
+        ("manifest.xlsx", "manifest.csv"),
+        ("manifest.csv.txt", "manifest.csv"),
+        ("classes.csv", "classes.txt"),
+        ("Classes", "classes.txt"),
+    ],
+)
+def test_a_misnamed_manifest_or_list_is_named(site: Path, name: str, right: str) -> None:
+    (site / name).write_text("cat\ndog\n")
+    saved = f'; save "{name}" as {right}'
+    assert only(site) == f"W07 SITE: a file is not read{saved}"
+    shutil.rmtree(site / "train")
+    shutil.rmtree(site / "test", ignore_errors=True)
+    expected = "expected train/<class>/, test/<class>/ or manifest.csv under SITE"
+    assert only(site) == f"E02 {expected}{saved}"
+
+
+def test_a_table_beside_the_manifest_made_of_it_is_no_fault(site: Path) -> None:
+    (site / "classes.txt").write_text("cat\ndog\n")
+    (site / "classes.xlsx").touch()
+    assert examine(site, NODE).findings == ()
+
+
 def test_a_misspelt_folder_is_named_and_what_is_none_is_not(site: Path) -> None:
     add(site, "val/cat/1.png", "Train/cat/3.png", ".cache/cat/1.png", "novel/yak/1.png")
     (site / "classes.txt").write_text("cat\ndog\n")
@@ -484,6 +510,7 @@ def test_one_folder_too_many_between_train_and_the_classes_is_guessed(tmp_path: 
     [
         ("dog;guide dog", 'put one TAB between folder and words, not as in "dog;guide dog"'),
         ("dog, guide dog", 'put one TAB between folder and words, not as in "dog, guide dog"'),
+        ("dog guide dog", 'put one TAB between folder and words, not as in "dog guide dog"'),
         ("dog   guide dog", 'put one TAB between folder and words, not as in "dog   guide dog"'),
         ("train\\dog\tguide dog", 'write the folder\'s own name, not "train\\\\dog"'),
         ("train/dog", 'write the folder\'s own name, not "train/dog"'),
