@@ -157,8 +157,12 @@ def load_certificate(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing; blend keys create-federation makes it") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: is not a readable PEM certificate ({error})") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(
+            f"{path}: is not a certificate in PEM; restore it from a backup"
+        ) from None
 
 
 def host_names(certificate: x509.Certificate) -> list[str]:
@@ -180,7 +184,7 @@ def _alternative_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
             # A name's last label has a letter; 10.0.0.500 is a mistyped address.
             if not _HOST.fullmatch(host) or not re.search(r"[A-Za-z]", host.rpartition(".")[2]):
                 raise ConfigError(
-                    f"--host {host}: must be a DNS name or an IP address, without port"
+                    f"--host {host!r}: must be a DNS name or an IP address, without port"
                 ) from None
             name = x509.DNSName(host.lower())
         if name not in names:
@@ -280,8 +284,12 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing; bring the folder `ca` back for this") from None
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: is not a readable private key ({error})") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{path}: is not an unencrypted private key in PEM; restore it from a backup"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{path}: is not an EC key")
     return key

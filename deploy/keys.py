@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blend_core.errors import ConfigError
+from blend_core.errors import ConfigError, described
 from blend_core.names import checked_name
 
 # `cryptography` is imported where it is used: --help must be quick.
@@ -174,4 +174,11 @@ def show(folder: Folder) -> None:
     for path in sorted((folder / "public-keys").glob("*.pub")):
         held = folder / "sites" / path.stem / "node.key"
         where = f"; private key still in {held}" if held.exists() else ""
-        print(f"site {path.stem}: {fingerprint(path.read_bytes())}{where}")
+        try:
+            key = fingerprint(path.read_bytes())
+        except (OSError, ConfigError) as error:
+            raise ConfigError(
+                f"{path}: {described(error)}; restore it from a backup, or remove it and what "
+                f"there is of sites/{path.stem} and make a new key"
+            ) from None
+        print(f"site {path.stem}: {key}{where}")

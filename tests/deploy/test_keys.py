@@ -217,6 +217,20 @@ def test_show_tells_expiry_names_and_the_fingerprint_of_ssh_keygen(federation, s
         assert f"site hospital-a: {printed.stdout.decode().split()[1]};" in out
 
 
+@pytest.mark.parametrize(
+    ("damaged", "what"),
+    [
+        ("superlink/server.crt", "is not a certificate in PEM"),
+        ("public-keys/hospital-a.pub", "not a public key"),
+    ],
+)
+def test_a_damaged_file_is_named(federation, site, blend, damaged, what):
+    (federation / damaged).write_text("junk")
+    code, _, error = blend("keys", "show", federation)
+    assert (code, f"{federation / damaged}: " in error, what in error) == (2, True, True)
+    assert "restore it from a backup" in error
+
+
 def test_the_site_starts_by_tls_with_its_key_and_never_otherwise(site, tmp_path):
     command = supernode_command(site)
     assert command[0].endswith("flower-supernode")
