@@ -63,8 +63,9 @@ def answer(message: Message, context: Context) -> Reply:
         return _node(json.dumps(site.to_json()), request.federation).handle(request)
     except Exception as error:
         # Flower would send the error's text to the server; what may go there, the site decides.
-        print(f"blend: {described(error)}", file=sys.stderr, flush=True)
         name = f"node {context.node_id}" if site is None else site.name
+        line = f"blend: {name}, round {number}: {described(error)}"
+        print(line, file=sys.stderr, flush=True)
         known = isinstance(error, BlendError)
         told = site.for_outside(error) if site else error if known else RunError("it failed")
         return failure(kind, number, name, told)

@@ -58,7 +58,6 @@ def ask(
             worker cannot be started or died again and again.
         ConfigError: the worker's installation has another version than this process.
     """
-    what = f"client {site.name}, round {request.round}"
     deadline = time.monotonic() + timeout
     problem = ""
     for _ in range(1 + REPLACEMENTS):
@@ -68,20 +67,18 @@ def ask(
             problem = str(error)
             continue
         except OSError as error:
-            raise SiteError(f"{what}: no worker can be started: {error}") from error
+            raise SiteError(f"no worker can be started: {error}") from error
         try:
             return _exchange(record, request, deadline)
         except TimeoutError:
             _end(record)
-            raise RunError(
-                f"{what}: no answer within {timeout:g} s; its worker was ended"
-            ) from None
+            raise RunError(f"no answer within {timeout:g} s; its worker was ended") from None
         except ConnectionError as error:
             problem = str(error)
             _end(record)
     log = site.folder(federation) / LOG
     raise SiteError(
-        f"{what}: its worker ended {1 + REPLACEMENTS} times before it answered ({problem}); "
+        f"its worker ended {1 + REPLACEMENTS} times before it answered ({problem}); "
         f"it may have run out of memory, see {log}"
     )
 
@@ -134,7 +131,7 @@ def _find_or_start(site: Site, federation: str, deadline: float, node: str) -> R
         if record.version != __version__:
             _end(record)
             raise ConfigError(
-                f"client {site.name}: the app is of version {__version__}, the package installed "
+                f"the app is of version {__version__}, the package installed "
                 f"at the site of version {record.version}; install the same version"
             )
         return record
@@ -181,9 +178,7 @@ def _start(
             if code is not None and code < 0:
                 raise ConnectionError(f"killed by signal {-code} at its start")
             what = "was not ready in time" if code is None else f"ended at its start (code {code})"
-            raise SiteError(
-                f"client {site.name}: its worker {what}: {_last_lines(log, begin)}; see {log}"
-            )
+            raise SiteError(f"its worker {what}: {_last_lines(log, begin)}; see {log}")
         time.sleep(POLL)
 
 

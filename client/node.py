@@ -99,14 +99,12 @@ class Node:
         loaded = self._load(request)
         method = loaded.method
         if loaded.train_images == 0:
-            raise SiteError(
-                f"E08 {self.site.name}: no training images; run as evaluation-only or add images"
-            )
+            raise SiteError("E08 no training images; run as evaluation-only or add images")
         statistics = self._enter_round(request, loaded)
         if request.evaluate:
             statistics |= self._evaluate(loaded, method)
         start = time.time()
-        with _enough_memory(loaded.experiment, self.site.name):
+        with _enough_memory(loaded.experiment):
             statistics["training"] = local_update(
                 method,
                 loaded.data,
@@ -189,7 +187,7 @@ class Node:
             found = self.generations.newest_before(request.round)
         except StateError as error:
             if not cold:
-                raise LostStateError(f"{self.site.name}: {error}") from None
+                raise LostStateError(str(error)) from None
             found = (
                 None
                 if error.intact is None
@@ -198,7 +196,7 @@ class Node:
         newest = found[0] if found else 0
         if newest < request.last_round and not cold:
             raise LostStateError(
-                f"{self.site.name}: private state of round {request.last_round} is missing in "
+                f"private state of round {request.last_round} is missing in "
                 f"{self.generations.folder} (newest: {newest or 'none'}); restore the folder from "
                 "a backup, or resume with state.on_missing=cold-start"
             )
@@ -209,7 +207,7 @@ class Node:
         other = [key for key, value in made_by.items() if header.get(key) != value]
         if other:
             raise SiteError(
-                f"{self.site.name}: the private state in {self.generations.folder} was made with "
+                f"the private state in {self.generations.folder} was made with "
                 f"another {' and '.join(other)}; start a new federation"
             )
         return newest, tensors
@@ -253,7 +251,7 @@ class Node:
             policy.require(self._loaded[1].experiment, self.site)
             self._loaded[1].refresh()
         loaded = self._loaded[1]
-        policy.require_loaded(self.site, loaded.state_header["backbone"], loaded.train_images)
+        policy.require_loaded(loaded.state_header["backbone"], loaded.train_images)
         # The number of threads changes the order of sums, so nobody's environment decides it.
         torch.set_num_threads(loaded.experiment.train.threads)
         return loaded
@@ -337,7 +335,7 @@ class _Loaded:
 
 
 @contextmanager
-def _enough_memory(experiment: Experiment, client: str) -> Iterator[None]:
+def _enough_memory(experiment: Experiment) -> Iterator[None]:
     """Turn every way in which memory runs out into one line that says what to set.
 
     Raises:
@@ -351,7 +349,7 @@ def _enough_memory(experiment: Experiment, client: str) -> Iterator[None]:
         if not known and "allocate memory" not in str(error):
             raise
         raise RunError(
-            f"{client}: out of memory in training; set train.batch_size below "
+            f"out of memory in training; set train.batch_size below "
             f"{experiment.train.batch_size}, train.precision=bf16 or a smaller backbone.text_chunk"
         ) from error
 

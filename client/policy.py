@@ -117,22 +117,21 @@ class Policy(Section):
         for rule, key, value in self._named(experiment, site):
             allowed = getattr(self, rule)
             if allowed is not None and value not in allowed:
-                raise _refusal(site, rule, allowed, f"{key} = {value!r}")
+                raise _refusal(rule, allowed, f"{key} = {value!r}")
         for rule, key, number in self._bounded(experiment):
             bound = getattr(self, rule)
             if bound is not None and (number is None or _size(number) > bound):
                 shown = key if number is None else f"{key} = {number}"
-                raise _refusal(site, rule, bound, shown)
-        self._require_noise(experiment.privacy, site)
+                raise _refusal(rule, bound, shown)
+        self._require_noise(experiment.privacy)
         for key, path in _read_from(experiment, site):
             if self.data_roots is not None and not _inside(path, self.data_roots):
-                raise _refusal(site, "data_roots", None, key)
+                raise _refusal("data_roots", None, key)
 
-    def require_loaded(self, site: Site, backbone_sha256: str, train_images: int) -> None:
+    def require_loaded(self, backbone_sha256: str, train_images: int) -> None:
         """Refuse what shows only when backbone and images are loaded.
 
         Args:
-            site: whose policy this is.
             backbone_sha256: of the frozen weights, `blend_core.weights.weights_sha256`.
             train_images: number of the site's training images.
 
@@ -141,13 +140,11 @@ class Policy(Section):
         """
         if self.backbone_sha256 is not None and backbone_sha256 not in self.backbone_sha256:
             what = f"weights with SHA-256 {backbone_sha256}"
-            raise _refusal(site, "backbone_sha256", None, what)
+            raise _refusal("backbone_sha256", None, what)
         if self.min_train_images is not None and train_images < self.min_train_images:
-            raise _refusal(
-                site, "min_train_images", None, "to take part with so few training images"
-            )
+            raise _refusal("min_train_images", None, "to take part with so few training images")
 
-    def _require_noise(self, privacy: PrivacyConfig, site: Site) -> None:
+    def _require_noise(self, privacy: PrivacyConfig) -> None:
         """Refuse noise that is missing, too small, or that everybody can compute."""
         least, most = self.min_noise_multiplier, self.max_clipping_norm
         bounds = [("min_noise_multiplier", least), ("max_clipping_norm", most)]
@@ -155,19 +152,19 @@ class Policy(Section):
             (rule, bound) for rule, bound in bounds if bound is not None
         ]
         if privacy.kind == "none" and demands:
-            raise _refusal(site, *demands[0], "privacy.kind = 'none'")
+            raise _refusal(*demands[0], "privacy.kind = 'none'")
         if least is not None and privacy.noise_multiplier < least:
             what = f"privacy.noise_multiplier = {privacy.noise_multiplier}"
-            raise _refusal(site, "min_noise_multiplier", least, what)
+            raise _refusal("min_noise_multiplier", least, what)
         if most is not None and privacy.clipping == "adaptive":
-            raise _refusal(site, "max_clipping_norm", most, "privacy.clipping = 'adaptive'")
+            raise _refusal("max_clipping_norm", most, "privacy.clipping = 'adaptive'")
         if most is not None and privacy.clipping_norm > most:
             what = f"privacy.clipping_norm = {privacy.clipping_norm}"
-            raise _refusal(site, "max_clipping_norm", most, what)
+            raise _refusal("max_clipping_norm", most, what)
         if self.privacy_kinds is not None and "none" not in self.privacy_kinds:
             demands.append(("privacy_kinds", self.privacy_kinds))
         if demands and privacy.noise_from != "secret":
-            raise _refusal(site, *demands[0], f"privacy.noise_from = {privacy.noise_from!r}")
+            raise _refusal(*demands[0], f"privacy.noise_from = {privacy.noise_from!r}")
 
     def _named(self, experiment: Experiment, site: Site) -> Iterator[tuple[str, str, str]]:
         """(rule, setting, its value) of settings that a list must name."""
@@ -229,12 +226,12 @@ def read_policy(path: Path) -> Policy:
     raise SiteError(f"policy {path}: {reason}; the site refuses everything until it is mended")
 
 
-def _refusal(site: Site, rule: str, limit: object, what: str) -> ConfigError:
+def _refusal(rule: str, limit: object, what: str) -> ConfigError:
     """Limits are told where the server can keep to them."""
     if isinstance(limit, list):
         limit = ", ".join(limit)
     shown = rule if limit is None else f"{rule}: {limit}"
-    return ConfigError(f"{site.name}: the site's policy refuses {what} ({shown})")
+    return ConfigError(f"the site's policy refuses {what} ({shown})")
 
 
 def _size(value: object) -> float:

@@ -98,7 +98,7 @@ class Site:
         else:
             what = f"it failed ({type(error).__name__})"
         kind = SiteError if isinstance(error, SiteError) else RunError
-        return kind(f"{self.name}: {what}; its worker.log says why")
+        return kind(f"{what}; its worker.log says why")
 
     def folder(self, federation: str) -> Path:
         """Where this site keeps its private state of one federation.

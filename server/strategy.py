@@ -234,7 +234,8 @@ class Coordinator:
         for reply in self.transport.join(request, timeout):
             named = is_plain_name(reply.client) and (not known or reply.client in known)
             if reply.error is not None and (named or ours):
-                raise error_from_code(one_line(reply.error), reply.exit_code)
+                whose = f"{reply.client}: " if named else ""
+                raise error_from_code(whose + one_line(reply.error), reply.exit_code)
             reason = reply.error or self._refusal(reply, request, reply.client)
             if reason is None:
                 first = next(iter(self.members.values()), reply)

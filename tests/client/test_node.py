@@ -171,7 +171,7 @@ def test_a_site_that_runs_out_of_memory_says_what_to_set_and_can_do_the_round_ag
         patch.setattr("client.node.local_update", exhausted)
         reply = site.handle(ask(experiment, shared))
     assert reply.error == (
-        "client-00: out of memory in training; set train.batch_size below 16, "
+        "out of memory in training; set train.batch_size below 16, "
         "train.precision=bf16 or a smaller backbone.text_chunk"
     )
     again = site.handle(ask(experiment, shared))
@@ -264,7 +264,7 @@ def test_a_sites_error_does_not_tell_the_server_its_class_names_or_paths(
     join = Request("join", "fed", 0, experiment.to_json())
     reply = Node(Site("hospital", tmp_path / "state", data_dir=data), "fed").handle(join)
     assert reply.exit_code == 3
-    assert reply.error == f"hospital: {told}; its worker.log says why"
+    assert reply.error == f"{told}; its worker.log says why"
     assert classes[0].strip()[:70] in caplog.text
     mine = Site("hospital", tmp_path / "state", data_dir=data, verbose_errors=True)
     assert classes[0].strip()[:70] in Node(mine, "fed").handle(join).error
@@ -278,7 +278,7 @@ def test_a_crash_tells_the_server_its_kind_only(tmp_path, monkeypatch):
     experiment = load_experiment("quickstart", ["data.kind=folders", "clients=1"])
     node = Node(Site("hospital", tmp_path / "state", data_dir=tmp_path), "fed")
     reply = node.handle(Request("join", "fed", 0, experiment.to_json()))
-    assert reply.error == "hospital: it failed (KeyError); its worker.log says why"
+    assert reply.error == "it failed (KeyError); its worker.log says why"
 
 
 @pytest.mark.parametrize(

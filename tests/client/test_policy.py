@@ -139,7 +139,7 @@ def test_a_request_outside_a_rule_is_refused_with_the_rules_name(
 ):
     site.policy.write_text(policy)
     reply = Node(site, "fed").handle(join(experiment(**changes)))
-    assert (reply.error or "").startswith("north: the site's policy refuses ")
+    assert (reply.error or "").startswith("the site's policy refuses ")
     assert refused in (reply.error or "")
     assert (reply.exit_code, reply.statistics) == (2, {})
     assert "secret-place" not in (reply.error or "")
@@ -213,10 +213,10 @@ def test_folders_that_a_server_names_must_be_allowed(site, experiment, tmp_path)
     free = Site("north", tmp_path / "state", policy=site.policy)
     data = {"kind": "dtd", "root": "/etc", "shots": 2}
     reply = Node(free, "fed").handle(join(experiment(data=data)))
-    assert reply.error == "north: the site's policy refuses data.root (data_roots)"
+    assert reply.error == "the site's policy refuses data.root (data_roots)"
     data |= {"root": str(tmp_path), "manifest": f"{tmp_path}/../../etc/passwd", "shots": None}
     reply = Node(free, "fed").handle(join(experiment(data=data)))
-    assert reply.error == "north: the site's policy refuses data.manifest (data_roots)"
+    assert reply.error == "the site's policy refuses data.manifest (data_roots)"
 
 
 @pytest.mark.parametrize("kind", ["join", "train", "evaluate"])
@@ -229,7 +229,7 @@ def test_a_changed_policy_holds_from_the_next_request_on(site, experiment, kind)
     assert "rounds = 2 (max_rounds: 1)" in (node.handle(request).error or "")
     site.policy.write_text("max_round")
     reply = node.handle(request)
-    assert reply.error == "north: its data or state is unusable; its worker.log says why"
+    assert reply.error == "its data or state is unusable; its worker.log says why"
     assert (reply.exit_code, reply.shared, reply.statistics) == (3, {}, {})
     site.policy.write_text("max_rounds: 2")
     assert node.handle(request).error is None
@@ -267,7 +267,7 @@ def test_a_wrong_policy_refuses_everything_and_the_log_says_why(
     assert "\n" not in line
     assert line.endswith("the site refuses everything until it is mended")
     reply = Node(site, "fed").handle(join(experiment()))
-    assert reply.error == "north: its data or state is unusable; its worker.log says why"
+    assert reply.error == "its data or state is unusable; its worker.log says why"
     assert line in caplog.text
 
 

@@ -172,4 +172,4 @@ def test_a_folder_is_read_as_the_experiment_says_unless_the_site_says_otherwise(
 def test_a_server_learns_the_code_of_unusable_data_and_no_name(tmp_path: Path, code: str) -> None:
     site = Site("a", tmp_path, tmp_path / "data")
     told = site.for_outside(SiteError(f"{code} /data: ... secret.png"))
-    assert str(told) == f"a: its data is unusable ({code}); its worker.log says why"
+    assert str(told) == f"its data is unusable ({code}); its worker.log says why"

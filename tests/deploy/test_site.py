@@ -107,10 +107,10 @@ def test_a_site_of_a_real_federation_refuses_by_its_policy_and_writes_that_down(
 
     monkeypatch.setattr(processes, "node_configs", with_policy)
     (tmp_path / "run").mkdir()
-    told = "client-01: the site's policy refuses rounds = 2 (max_rounds: 1)"
+    told = "the site's policy refuses rounds = 2 (max_rounds: 1)"
     with pytest.raises(ConfigError) as caught:
         processes.run_processes(experiment, tmp_path / "run", "fed")
-    assert str(caught.value) == told
+    assert str(caught.value) == f"client-01: {told}"
     _, output, _ = blend("site", "ledger", tmp_path / "run" / "state" / "client-01", "--json")
     (entry,) = json.loads(output)["entries"]
     assert (entry["kind"], entry["error"], entry["tensors"]) == ("join", told, [])

@@ -227,7 +227,7 @@ def losing(round: int) -> dict[str, Client]:
 
     def lost(name: str, request: Request) -> Reply | None:
         if request.kind == "train" and request.round == round:
-            reply = failure("train", round, name, SiteError(f"{name}: private state is missing"))
+            reply = failure("train", round, name, SiteError("private state is missing"))
             reply.statistics["state"] = "lost"
             return reply
         return WHO["b"](name, request)
@@ -239,7 +239,7 @@ def test_lost_private_state_ends_the_run_with_3_and_the_run_goes_on_once_it_is_b
     start, tmp_path
 ) -> None:
     start("whole").run()
-    with pytest.raises(SiteError, match="round 3: b has lost its state: b: private state"):
+    with pytest.raises(SiteError, match="round 3: b has lost its state: private state"):
         start("cut", losing(3)).run()
     last = events(tmp_path / "cut")[-1]
     assert (last["event"], last["exit_code"]) == ("failed", 3)
