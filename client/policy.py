@@ -218,6 +218,9 @@ def read_policy(path: Path) -> Policy:
         if not isinstance(values, dict) or not values:
             # Also what a full disk leaves of a file.
             raise ConfigError("it must hold at least one line of `rule: value`")
+        if empty := [str(rule) for rule, value in values.items() if value is None]:
+            # Whoever wrote the rule's name did not mean to allow everything.
+            raise ConfigError(f"{empty[0]} has no value; give one, or remove the line")
         return Policy.model_validate(values)
     except ValidationError as error:
         reason = validation_line(error, Policy)

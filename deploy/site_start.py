@@ -76,20 +76,22 @@ def supernode_command(folder: Path) -> list[str]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    import yaml
+    from blend_core.settings import yaml_value
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing; blend keys add-site makes a site's folder") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
-    if not isinstance(values, dict) or not all(
-        isinstance(key, str) and isinstance(value, str | int | float)
-        for key, value in values.items()
-    ):
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    values = yaml_value(text, str(path))  # Refuses a key that is given twice.
+    if not isinstance(values, dict) or not values:
         raise ConfigError(f"{path}: must hold lines of `key: value`, e.g. data-dir: /data/photos")
+    for key, value in values.items():
+        if value is None:  # A policy without its file must not become none at all.
+            raise ConfigError(f"{path}: {key} has no value; give one, or remove the line")
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise ConfigError(f"{path}: {key} = {value!r}: must be a text, number, true or false")
     return values
 
 

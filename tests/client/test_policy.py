@@ -242,6 +242,7 @@ def test_a_changed_policy_holds_from_the_next_request_on(site, experiment, kind)
         ("", "it must hold at least one line"),
         ("{}", "it must hold at least one line"),
         ("- methods", "it must hold at least one line"),
+        ("max_rounds: 3\nmethods:\n", "methods has no value; give one, or remove the line"),
         ("max_ranks: 3", "max_ranks: unknown key; did you mean max_rank?"),
         ("max_rank: '3'", 'max_rank = "3": input should be a valid integer'),
         ("max_rank: -1", "max_rank = -1: input should be greater than or equal to 0"),

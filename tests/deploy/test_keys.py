@@ -274,9 +274,17 @@ def test_a_wrong_setting_of_a_site_is_named_before_anything_starts(site):
         with pytest.raises(ConfigError, match=reason):
             supernode_command(site)
         (site / "site.yaml").write_text(before)
-    for text in ("- a\n", "a: [1]\n", "a: {", "\0"):
+    for text, reason in (
+        ("- a\n", "must hold lines"),
+        ("", "must hold lines"),
+        ("a: [1]\n", r"a = \[1\]: must be"),
+        ("policy:\n", "policy has no value"),
+        ("policy: /a\npolicy: /b\n", "'policy' is given twice"),
+        ("a: {", "not valid YAML"),
+        ("\0", "not valid YAML"),
+    ):
         (site / "site.yaml").write_text(text)
-        with pytest.raises(ConfigError, match=r"site\.yaml"):
+        with pytest.raises(ConfigError, match=rf"site\.yaml: .*{reason}"):
             supernode_command(site)
 
 
