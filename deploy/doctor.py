@@ -124,4 +124,5 @@ def _show(checks: Sequence[Check], console: Console) -> None:
         table.add_row(printable(check.name), check.level, text, style=COLOURS[check.level])
     console.print(table)
     counts = [(level, sum(check.level == level for check in checks)) for level in COLOURS]
-    console.print(", ".join(f"{count} {level}" for level, count in counts if count))
+    told = (f"{n} {level}{'s' * (n > 1 and level != 'ok')}" for level, n in counts if n)
+    console.print(", ".join(told))
