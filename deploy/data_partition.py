@@ -120,9 +120,16 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
 
 
 def _warn(dataset: Dataset, root: Path, console: Console) -> None:
-    """Say which test images are training images, too; those that are not there cannot be told."""
+    """Say what makes the scores no fair ones; images that are not there cannot be compared."""
     from blend_core.data.benchmark import shared_images
 
+    if not dataset.published:
+        console.print(
+            "warning: a split of your own (blend data make-split): "
+            "not comparable with the papers' numbers",
+            markup=False,
+            soft_wrap=True,
+        )
     if pairs := shared_images(dataset, root):
         trained, tested = pairs[0]
         count = (

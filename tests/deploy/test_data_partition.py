@@ -8,7 +8,7 @@ import random
 import pytest
 from imitations import write_coop, write_domains
 
-from blend_core.data.datasets import read_dataset
+from blend_core.data.datasets import file_sha256, read_dataset
 
 
 def test_a_refused_partition_leaves_no_folder_behind(blend, tmp_path):
@@ -102,3 +102,17 @@ def test_pfedmmas_own_partition_has_the_classes_of_the_released_code(blend, dtd,
     assert [client["classes"] for client in clients] == blocks
     assert [len(client["train"]) for client in clients] == [32] * 9 + [96]
     assert {client["test"] for client in clients} == {"held-classes"}
+
+
+def test_a_split_that_was_made_here_is_told(blend, dtd, tmp_path):
+    said = (
+        "warning: a split of your own (blend data make-split): "
+        "not comparable with the papers' numbers\n"
+    )
+    assert said not in blend("data", "partition", *dtd)[1]
+    split = tmp_path / "data" / "dtd" / "split_zhou_DescribableTextures.json"
+    note = {"seed": 3, "sha256": file_sha256(split)}  # As make-split leaves it.
+    split.with_suffix(".made.json").write_text(json.dumps(note))
+    code, output, _ = blend("data", "partition", *dtd)
+    assert code == 0
+    assert said in output

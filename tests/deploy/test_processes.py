@@ -417,6 +417,7 @@ def test_the_death_of_the_superlink_or_the_server_ends_the_run_with_code_1(
     finally:
         run.kill()
     assert run.returncode == BlendError.exit_code
-    assert len(errors.splitlines()) == 1
-    assert ("SuperLink ended (signal 9)" if victim != "server" else "ServerApp ended") in errors
+    cause, kept = errors.splitlines()
+    assert ("SuperLink ended (signal 9)" if victim != "server" else "ServerApp ended") in cause
+    assert kept == f"every finished round is kept: blend run --resume {out}"
     assert processes_of(out) == []

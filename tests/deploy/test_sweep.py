@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -503,7 +504,8 @@ def test_a_sweep_whose_record_cannot_be_written_any_more_ends_with_its_summary(r
     failed = [line for line in output.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 2
     for line in failed:
-        assert "0 of 2 clients joined" in line
+        # Before so short a deadline one of them may have joined.
+        assert re.search("[01] of 2 clients joined", line)
         assert f"{record}: cannot be written: Is a directory" in line
 
 
