@@ -213,20 +213,25 @@ def read_policy(path: Path) -> Policy:
     Raises:
         SiteError: as `site_policy`.
     """
+    where = f"policy {path}"
     try:
-        values = yaml_value(path.read_text(encoding="utf-8"), "it")
+        values = yaml_value(path.read_text(encoding="utf-8"), where)
         if not isinstance(values, dict) or not values:
             # Also what a full disk leaves of a file.
-            raise ConfigError("it must hold at least one line of `rule: value`")
+            raise ConfigError(f"{where}: it must hold at least one line of `rule: value`")
         if empty := [str(rule) for rule, value in values.items() if value is None]:
             # Whoever wrote the rule's name did not mean to allow everything.
-            raise ConfigError(f"{empty[0]} has no value; give one, or remove the line")
+            raise ConfigError(f"{where}: {empty[0]} has no value; give one, or remove the line")
         return Policy.model_validate(values)
     except ValidationError as error:
-        reason = validation_line(error, Policy)
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or str(error)
-    raise SiteError(f"policy {path}: {reason}; the site refuses everything until it is mended")
+        reason = f"{where}: {validation_line(error, Policy)}"
+    except UnicodeDecodeError:
+        reason = f"{where}: not UTF-8 text"
+    except OSError as error:
+        reason = f"{where}: {error.strerror or error}"
+    except ConfigError as error:
+        reason = str(error)
+    raise SiteError(f"{reason}; the site refuses everything until it is mended")
 
 
 def _refusal(rule: str, limit: object, what: str) -> ConfigError:

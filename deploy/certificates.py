@@ -125,6 +125,11 @@ def add_site(folder: Path, name: str, texts: Mapping[str, str]) -> Path:
             f"{public} exists: {name} has a key; choose another name, or for a new key remove "
             f"this file and {site} and unregister the old one"
         )
+    if (site / "node.key").exists():  # Left by an add-site that was killed, for one.
+        raise ConfigError(
+            f"{site} has a key without {public}; restore that file, or for a new key remove "
+            "this folder and unregister the old key"
+        )
     key = ec.generate_private_key(_CURVE)
     private = key.private_bytes(
         serialization.Encoding.PEM,

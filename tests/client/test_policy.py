@@ -251,8 +251,8 @@ def test_a_changed_policy_holds_from_the_next_request_on(site, experiment, kind)
         ("methods: [blendd]", "no such method; known are adaptformer, blend"),
         ("data_roots: [photos]", "must be an absolute path"),
         ("backbone_sha256: [abc]", "should match pattern"),
-        ("methods: [blend", "not valid YAML"),
-        (b"\xff\xfe", "codec can't decode"),
+        ("methods: [blend", "policy.yaml: not valid YAML"),
+        (b"\xff\xfe", "policy.yaml: not UTF-8 text"),
     ],
 )
 def test_a_wrong_policy_refuses_everything_and_the_log_says_why(

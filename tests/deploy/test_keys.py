@@ -157,6 +157,16 @@ def test_a_site_whose_key_may_have_been_copied_gets_a_new_one_under_its_name(
     assert public.read_bytes() != old
 
 
+def test_a_private_key_without_its_public_one_is_kept_and_told(federation, site, blend):
+    public = federation / "public-keys" / "hospital-a.pub"
+    public.unlink()  # What an add-site that was killed leaves.
+    private = (site / "node.key").read_bytes()
+    code, _, error = blend("keys", "add-site", federation, "hospital-a")
+    assert (code, f"{site} has a key without {public}; restore" in error) == (2, True)
+    assert (site / "node.key").read_bytes() == private
+    assert not public.exists()
+
+
 @pytest.mark.parametrize("host", ["fl.example.org:9300", "10.0.0.500", "a b", "", "a..b", "*.org"])
 def test_a_host_that_is_no_name_or_address_is_refused_before_anything_is_made(
     blend, tmp_path, host
