@@ -122,11 +122,11 @@ def _print(dataset: Dataset, manifest: Manifest, console: Console) -> None:
 def _warn(dataset: Dataset, root: Path, console: Console) -> None:
     """Say what makes the scores no fair ones; images that are not there cannot be compared."""
     from blend_core.data.benchmark import shared_images
+    from blend_core.data.records import OWN_SPLIT
 
     if not dataset.published:
         console.print(
-            "warning: a split of your own (blend data make-split): "
-            "not comparable with the papers' numbers",
+            f"warning: {OWN_SPLIT}: not comparable with the papers' numbers",
             markup=False,
             soft_wrap=True,
         )

@@ -11,6 +11,7 @@ from typing import Any
 from blend_core import __version__
 from blend_core.config import DATASET_KINDS, Experiment
 from blend_core.data.manifest import Manifest
+from blend_core.data.records import OWN_SPLIT
 from blend_core.messages import Reply, Request, Tensors, header_of, tensor_bytes
 from blend_core.metrics import (
     best_on_test,
@@ -329,7 +330,7 @@ def _comparability(experiment: Experiment, members: Iterable[Reply]) -> dict[str
         plural = "" if data.max_test_per_class == 1 else "s"
         reasons.append(f"at most {data.max_test_per_class} test image{plural} per class")
     if not all(_data(reply).get("published", True) for reply in members):
-        reasons.append("a split of your own (blend data make-split)")
+        reasons.append(OWN_SPLIT)
     note = f"{'; '.join(reasons)}: not comparable with the papers' numbers" if reasons else None
     return {"comparable": data.kind in DATASET_KINDS and note is None, "note": note}
 

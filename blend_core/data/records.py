@@ -10,8 +10,10 @@ from pathlib import Path, PurePosixPath
 
 from blend_core.errors import SiteError
 
-__all__ = ["Dataset", "Record", "checked_path", "require_files"]
+__all__ = ["OWN_SPLIT", "Dataset", "Record", "checked_path", "require_files"]
 
+# What readers of numbers are told of a data set that is not `published`.
+OWN_SPLIT = "a split of your own (blend data make-split)"
 # So many files are named when some are missing.
 _NAMED = 3
 
