@@ -37,8 +37,8 @@ _PAYLOAD = "payload/"
 ARRAY_HEADER_BYTES = 128
 
 
-class MessageError(BlendError):
-    """A message whose header and vector do not belong together."""
+class MessageError(RunError):
+    """A message whose header and vector do not belong together. Exit code 1."""
 
 
 @dataclass

@@ -37,6 +37,8 @@ Tensors = dict[str, Array]
 Header = dict[str, Any]
 
 FORMAT = "1"
+# Generations that a folder keeps, unless it is told another number.
+KEPT = 3
 _NO_DIGEST = "0" * 64
 # Between two looks at a lock that somebody else has.
 _LOOK_SECONDS = 0.02
@@ -46,12 +48,13 @@ _ROUND_FILE = re.compile(r"round-(\d{6,})\.safetensors")
 class StateError(SiteError):
     """A file or folder of state is unusable; the text names it and what is wrong.
 
-    `intact` is the newest intact generation before a damaged one, None if there is none or the
-    error is not about generations.
+    `round` is that of a damaged generation, None if the error is not about one; `intact` is the
+    newest intact generation before it, None if there is none.
     """
 
-    def __init__(self, message: str, intact: int | None = None) -> None:
+    def __init__(self, message: str, round: int | None = None, intact: int | None = None) -> None:
         super().__init__(message)
+        self.round = round
         self.intact = intact
 
 
@@ -254,7 +257,7 @@ class Generations:
     client takes part from then on, and a person still can.
     """
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
+    def __init__(self, folder: Path, keep: int = KEPT) -> None:
         """Args: folder (created on the first save); keep: generations to keep, at least 1."""
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
@@ -315,7 +318,7 @@ class Generations:
                 if intact is None
                 else f"round {intact} before it is intact; restore this file from a backup"
             )
-            raise StateError(f"{error}; {rest}", intact) from None
+            raise StateError(f"{error}; {rest}", earlier[-1], intact) from None
 
     def _is_intact(self, round: int) -> bool:
         try:

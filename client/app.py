@@ -16,7 +16,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from blend_core.errors import BlendError, ConfigError, RunError, described
+from blend_core import __version__
+from blend_core.errors import BlendError, ConfigError, RunError, described, one_line
 from blend_core.messages import Kind, Reply, Request, failure
 from client.site import Site, local_site
 
@@ -54,10 +55,17 @@ def answer(message: Message, context: Context) -> Reply:
         vector = arrays["shared"].numpy() if arrays else np.zeros(0, dtype=np.float32)
         request = Request.unpack(header, vector)
         kind, number = request.kind, request.round
+        if request.version != __version__:
+            theirs = one_line(request.version, 40)
+            raise ConfigError(
+                f"this site runs version {__version__}, the server {theirs}; "
+                "install the same one at both"
+            )
         if site is not None:
             from client.link import ask
 
-            timeout = float(request.experiment["server"]["round_timeout"])
+            wait = "formation_timeout" if kind == "join" else "round_timeout"
+            timeout = float(request.experiment["server"][wait])
             return ask(site, request.federation, request, timeout)
         site = _simulated_site(request, context)
         return _node(json.dumps(site.to_json()), request.federation).handle(request)

@@ -27,7 +27,14 @@ from blend_core.config import (
     Precision,
     parse_experiment,
 )
-from blend_core.data import ClientData, load_client_data, prompt_template, site_stamp
+from blend_core.data import (
+    ClientData,
+    file_stamp,
+    load_client_data,
+    prompt_template,
+    site_stamp,
+)
+from blend_core.device import device_here
 from blend_core.errors import (
     BlendError,
     ConfigError,
@@ -52,6 +59,14 @@ logger = logging.getLogger("blend.node")
 
 # In front of the names of a client's own newest upload, in its generations.
 UPLOAD = "upload/"
+
+# What PyTorch's general errors say when memory runs out: of the machine, of a GPU at its start.
+OUT_OF_MEMORY = ("allocate memory", "CUDA error: out of memory")
+# What to do where model and images do not fit.
+ROOM = (
+    "set data.image_memory (of this site alone: image-memory) to fewer GiB, or choose a smaller "
+    "backbone"
+)
 
 # How often this process has loaded a backbone; the results prove that it was once.
 backbone_loads = 0
@@ -104,12 +119,14 @@ class Node:
         if request.evaluate:
             statistics |= self._evaluate(loaded, method)
         start = time.time()
-        with _enough_memory(loaded.experiment):
+        train = loaded.experiment.train
+        less = f"train.batch_size below {train.batch_size}, train.precision=bf16 or a smaller "
+        with _enough_memory("training", f"set {less}backbone.text_chunk"):
             statistics["training"] = local_update(
                 method,
                 loaded.data,
                 loaded.base,
-                loaded.experiment.train,
+                train,
                 loaded.experiment.seed,
                 self.site.name,
                 request.round,
@@ -151,7 +168,7 @@ class Node:
             What the server must know of it: a cold start, or nothing.
         """
         _require_round(request, loaded.experiment.rounds)
-        newest, state = self._state(request, loaded)
+        newest, lost, state = self._state(request, loaded)
         upload = {n.removeprefix(UPLOAD): v for n, v in state.items() if n.startswith(UPLOAD)}
         restore(loaded.method.shared(), request.shared)
         restore(
@@ -159,49 +176,51 @@ class Node:
         )
         require_finite(request.payload)
         loaded.method.begin(request.payload, upload)
-        if newest >= request.last_round:
+        if lost is None:
             return {}
         logger.warning(
             "%s: cold start in round %d: the private state of round %d is lost, that of round %d "
             "is used",
             self.site.name,
             request.round,
-            request.last_round,
+            lost,
             newest,
         )
-        return {"cold_start": {"lost": request.last_round, "used": newest}}
+        return {"cold_start": {"lost": lost, "used": newest}}
 
-    def _state(self, request: Request, loaded: _Loaded) -> tuple[int, Tensors]:
-        """The newest generation before this round: private tensors and, if kept, the upload.
+    def _state(self, request: Request, loaded: _Loaded) -> tuple[int, int | None, Tensors]:
+        """The newest intact generation before this round: private tensors and a kept upload.
 
         Returns:
-            Its round (0: none, the initial values) and the tensors. The round is below the last
-            one that counted only if the experiment allows cold starts.
+            Its round (0: none, the initial values), the round whose state is lost (None: none
+            is), and the tensors. A state that counted may be lost only if the experiment allows
+            cold starts; of a round that did not, the server asks for nothing.
 
         Raises:
-            LostStateError: they are damaged or missing.
+            LostStateError: that of the last round that counted is damaged or missing.
             SiteError: they were made by another method.
         """
-        cold = loaded.experiment.state.on_missing == "cold-start"
+        damage, lost = "", None
         try:
             found = self.generations.newest_before(request.round)
         except StateError as error:
-            if not cold:
-                raise LostStateError(str(error)) from None
-            found = (
-                None
-                if error.intact is None
-                else (error.intact, *self.generations.load(error.intact))
-            )
+            damage, lost = str(error), error.round
+            intact = error.intact
+            found = None if intact is None else (intact, *self.generations.load(intact))
         newest = found[0] if found else 0
-        if newest < request.last_round and not cold:
-            raise LostStateError(
-                f"private state of round {request.last_round} is missing in "
-                f"{self.generations.folder} (newest: {newest or 'none'}); restore the folder from "
-                "a backup, or resume with state.on_missing=cold-start"
-            )
+        if newest < request.last_round:
+            if loaded.experiment.state.on_missing == "fail":
+                raise LostStateError(
+                    damage
+                    or f"private state of round {request.last_round} is missing in "
+                    f"{self.generations.folder} (newest: {newest or 'none'}); restore the folder "
+                    "from a backup, or resume with state.on_missing=cold-start"
+                )
+            lost = request.last_round
+        if damage:
+            logger.warning("%s: %s", self.site.name, damage)
         if found is None:
-            return 0, loaded.initial_private
+            return 0, lost, loaded.initial_private
         _, tensors, header = found
         made_by = loaded.state_header
         other = [key for key, value in made_by.items() if header.get(key) != value]
@@ -210,15 +229,16 @@ class Node:
                 f"the private state in {self.generations.folder} was made with "
                 f"another {' and '.join(other)}; start a new federation"
             )
-        return newest, tensors
+        return newest, lost, tensors
 
     def _evaluate(self, loaded: _Loaded, method: Method) -> dict[str, Any]:
         start = time.time()
         own = method is loaded.method
         base, new = (loaded.base, loaded.new) if own else loaded.classes(method)
-        counts: Counts = evaluate(
-            method, loaded.data, base, new, loaded.experiment.evaluation.batch_size
-        )
+        batch = loaded.experiment.evaluation.batch_size
+        remedy = f"set evaluation.batch_size below {batch} or a smaller backbone.text_chunk"
+        with _enough_memory("evaluation", remedy):
+            counts: Counts = evaluate(method, loaded.data, base, new, batch)
         return {"counts": counts, "evaluate_span": [start, time.time()]}
 
     def _reply(
@@ -246,10 +266,12 @@ class Node:
         if self._loaded is None or self._loaded[0] != key:
             experiment = parse_experiment(request.experiment)
             policy.require(experiment, self.site)  # Before anything is opened that it names.
-            self._loaded = (key, _Loaded(experiment, self.site))
+            with _enough_memory("loading", ROOM):
+                self._loaded = (key, _Loaded(experiment, self.site))
         else:
             policy.require(self._loaded[1].experiment, self.site)
-            self._loaded[1].refresh()
+            with _enough_memory("loading", ROOM):
+                self._loaded[1].refresh()
         loaded = self._loaded[1]
         policy.require_loaded(loaded.state_header["backbone"], loaded.train_images)
         # The number of threads changes the order of sums, so nobody's environment decides it.
@@ -265,15 +287,20 @@ class _Loaded:
         self._site = site
         torch.set_num_threads(experiment.train.threads)
         self.backbone = _backbone(
-            experiment.backbone.model_dump_json(), _device(experiment), experiment.train.precision
+            experiment.backbone.model_dump_json(),
+            device_here(experiment.train.device),
+            experiment.train.precision,
         )
         self.method = build_method(experiment.method, self.backbone, experiment.seed)
         zero_shot = config_class("zero-shot")(name="zero-shot")
         self.zero_shot = build_method(zero_shot, self.backbone, experiment.seed)
-        self._stamp: str | None = None
+        # Of the site's images and of its list of held-out ones, as they were read.
+        self._stamp: tuple[str, str] | None = None
         self.refresh()
         self.initial_private = snapshot(self.method.private())
-        settings = experiment.method.model_dump_json().encode()
+        # Defaults are left out: a version with one setting more goes on with the same state. That
+        # a run's settings stay what they were is for its server to see (`server.checkpoints`).
+        settings = experiment.method.model_dump_json(exclude_defaults=True).encode()
         # What a private state belongs to; see `Node._state`.
         self.state_header = {
             "method": experiment.method.name,
@@ -288,10 +315,13 @@ class _Loaded:
             SiteError: the folder is unusable.
         """
         experiment, site = self.experiment, self._site
-        stamp = ""
+        images = ""
+        holdout_file = None
         if experiment.data.kind == "folders" and site.data_dir is not None:
-            stamp = site_stamp(site.data_dir, site.folder_options(experiment).holdout_file)
-        if stamp == self._stamp:
+            images = site_stamp(site.data_dir)
+            holdout_file = site.folder_options(experiment).holdout_file
+        held = file_stamp(holdout_file) if holdout_file else ""
+        if (images, held) == self._stamp:
             return
         memory = experiment.data.image_memory if site.image_memory is None else site.image_memory
         try:
@@ -312,7 +342,9 @@ class _Loaded:
             raise SiteError(str(error)) from None
         self.base, self.new = self.classes(self.method)
         self.method.observe(self.data, self.base)
-        self._stamp = stamp
+        # Images as they were before they were read, lest a later change is missed; the list of
+        # held-out ones as it was left by reading them.
+        self._stamp = (images, file_stamp(holdout_file) if holdout_file else "")
 
     @property
     def train_images(self) -> int:
@@ -335,8 +367,12 @@ class _Loaded:
 
 
 @contextmanager
-def _enough_memory(experiment: Experiment) -> Iterator[None]:
+def _enough_memory(work: str, remedy: str) -> Iterator[None]:
     """Turn every way in which memory runs out into one line that says what to set.
+
+    Args:
+        work: what is being done.
+        remedy: what to do where memory does not suffice for it.
 
     Raises:
         RunError: memory ran out. The round can be done again.
@@ -346,12 +382,9 @@ def _enough_memory(experiment: Experiment) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         # PyTorch has an error of its own for GPUs, and none for processors.
         known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not known and "allocate memory" not in str(error):
+        if not known and not any(words in str(error) for words in OUT_OF_MEMORY):
             raise
-        raise RunError(
-            f"out of memory in training; set train.batch_size below "
-            f"{experiment.train.batch_size}, train.precision=bf16 or a smaller backbone.text_chunk"
-        ) from error
+        raise RunError(f"out of memory in {work}; {remedy}") from error
 
 
 def _require_round(request: Request, rounds: int) -> None:
@@ -366,15 +399,6 @@ def _require_round(request: Request, rounds: int) -> None:
             f"the server asked to {request.kind} in round {request.round}; expected "
             f"{max(1, request.last_round + 1)} to {last}"
         )
-
-
-def _device(experiment: Experiment) -> str:
-    device = experiment.train.device
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"train.device = {device!r}: no CUDA device here; use cpu or auto")
-    return device
 
 
 @lru_cache(maxsize=1)

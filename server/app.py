@@ -40,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     # Flower shows what a ServerApp prints to whoever streams the run's log.
     echo = functools.partial(print, flush=True)
     coordinator = Coordinator(experiment, transport, out, federation, engine, started, echo, resume)
+    transport.unfit = coordinator.unfit
     transport.on_refused = coordinator.refuse_node
     transport.on_warning = coordinator.warn
     coordinator.run()

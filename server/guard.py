@@ -29,8 +29,8 @@ def refusal(
         private: names of tensors that must never leave a site.
         limits: largest number of images and largest change that are believed.
     """
-    if reply.version != __version__:
-        return f"it runs version '{_shown(reply.version)}', the server {__version__}"
+    if (reason := other_version(reply)) is not None:
+        return reason
     if reply.client != client:
         return f"it claims to come from '{_shown(reply.client)}', which was not asked here"
     if (reply.kind, reply.round) != (request.kind, request.round):
@@ -49,6 +49,17 @@ def refusal(
         )
     sent = request.shared if request.kind == "train" else {}
     return _tensors_refusal(reply.shared, sent, limits) or _statistics_refusal(reply, request)
+
+
+def other_version(reply: Reply) -> str | None:
+    """Why a site of another version takes no part; None if it has this one.
+
+    Asked before anything else that a reply says: an error of another version may come from the
+    difference alone.
+    """
+    if reply.version == __version__:
+        return None
+    return f"it runs version '{_shown(reply.version)}', the server {__version__}"
 
 
 def disagreement(reply: Reply, first: Reply, manifest: str | None) -> str | None:

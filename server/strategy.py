@@ -37,7 +37,7 @@ from blend_core.state import lock_folder
 from server.aggregation import aggregate
 from server.budget import require_shared
 from server.checkpoints import Checkpoint, Checkpoints, require_same
-from server.guard import disagreement, outliers, refusal
+from server.guard import disagreement, other_version, outliers, refusal
 from server.journal import Journal
 from server.results import Problem, Record, write_results
 
@@ -221,27 +221,19 @@ class Coordinator:
             BlendError: a client's own error (its data, its configuration), as it reported it.
         """
         wanted, timeout = self.experiment.clients, self.experiment.server.formation_timeout
-        request = Request("join", self.federation, 0, self.experiment.to_json(), evaluate=True)
-        known = self.expected or client_names(self.experiment)
+        request = self._join_request()
+        known = self._known()
         # In a federation that we started ourselves every node is ours, and its error final.
         ours = self.record.engine != "flower"
         self.journal.write("forming", have=[], want=wanted)
-        # Of shapes all must agree with the first: each renders them itself.
-        manifest = "" if self.experiment.data.kind == "folders" else None
-        if self.experiment.data.kind in DATASET_KINDS and self._partition is not None:
-            manifest = self._partition.sha256()
         refused: list[str] = []
         for reply in self.transport.join(request, timeout):
-            named = is_plain_name(reply.client) and (not known or reply.client in known)
-            if reply.error is not None and (named or ours):
+            named = self._is_client(reply.client)
+            reason = other_version(reply)
+            if reply.error is not None and reason is None and (named or ours):
                 whose = f"{reply.client}: " if named else ""
                 raise error_from_code(whose + one_line(reply.error), reply.exit_code)
-            reason = reply.error or self._refusal(reply, request, reply.client)
-            if reason is None:
-                first = next(iter(self.members.values()), reply)
-                reason = disagreement(reply, first, manifest)
-            if reply.error is None and not named:
-                reason = "no client of this experiment has that name"
+            reason = reason or reply.error or self.unfit(reply)
             if reason is not None:
                 client, reason = one_line(reply.client, 80), one_line(reason)
                 refused.append(f"{client}: {reason}")
@@ -265,6 +257,30 @@ class Coordinator:
                 self.warn(f"{client} has no training images and only evaluates")
         self.record.formed(self.members)
         self.journal.write("formed", clients=sorted(self.members), zero_shot=self.record.zero_shot)
+
+    def unfit(self, reply: Reply) -> str | None:
+        """Why a client that joins, now or in mid-run, may not take part; None if it may."""
+        if not self._is_client(reply.client):
+            return "no client of this experiment has that name"
+        reason = self._refusal(reply, self._join_request(), reply.client)
+        if reason is not None:
+            return reason
+        # Of shapes all must agree with the first: each renders them itself.
+        manifest = "" if self.experiment.data.kind == "folders" else None
+        if self.experiment.data.kind in DATASET_KINDS and self._partition is not None:
+            manifest = self._partition.sha256()
+        return disagreement(reply, next(iter(self.members.values()), reply), manifest)
+
+    def _join_request(self) -> Request:
+        return Request("join", self.federation, 0, self.experiment.to_json(), evaluate=True)
+
+    def _known(self) -> list[str]:
+        """The names that clients may have; none: any."""
+        return self.expected or client_names(self.experiment) or []
+
+    def _is_client(self, name: str) -> bool:
+        known = self._known()
+        return is_plain_name(name) and (not known or name in known)
 
     def round(self, round: int, shared: Tensors) -> Tensors:
         """One round: sample, ask, guard, average, checkpoint. Returns the new shared tensors.
@@ -367,9 +383,10 @@ class Coordinator:
         timeout = self.experiment.server.round_timeout
         for client, reply in self.transport.ask(requests, timeout):
             round = requests[client].round
-            reason = reply.error or self._refusal(reply, requests[client], client)
-            if reply.error is not None:
-                self._note_lost(client, reply, requests[client].round)
+            reason = other_version(reply)
+            if reason is None and reply.error is not None:
+                self._note_lost(client, reply, requests[client])
+            reason = reason or reply.error or self._refusal(reply, requests[client], client)
             if reason is None:
                 replies[client] = reply
             else:
@@ -393,18 +410,19 @@ class Coordinator:
             self.journal.write("absent", round=round, client=client, reason=reason)
         return replies, problems
 
-    def _note_lost(self, client: str, reply: Reply, round: int) -> None:
+    def _note_lost(self, client: str, reply: Reply, request: Request) -> None:
         """Put lost private state into the journal, whatever follows from it.
 
         Raises:
             SiteError: it is lost and `state.on_missing` is "fail".
         """
-        if reply.statistics.get("state") != "lost":
+        # Who has not counted in any round has nothing to lose; its word is a refusal like others.
+        if reply.statistics.get("state") != "lost" or request.last_round == 0:
             return
         reason = one_line(str(reply.error))
-        self.journal.write("state_lost", round=round, client=client, reason=reason)
+        self.journal.write("state_lost", round=request.round, client=client, reason=reason)
         if self.experiment.state.on_missing == "fail":
-            raise SiteError(f"round {round}: {client} has lost its state: {reason}")
+            raise SiteError(f"round {request.round}: {client} has lost its state: {reason}")
 
     def _note_cold_starts(self, replies: Mapping[str, Reply]) -> None:
         """Put what clients that counted say of lost private state into journal and results."""
@@ -421,9 +439,13 @@ class Coordinator:
         cold = reply.statistics.get("cold_start")
         if reason is not None or cold is None:
             return reason
-        if self.experiment.state.on_missing == "fail" or cold["lost"] != request.last_round:
-            return "it speaks of a cold start that it may not make"
-        return None
+        if cold["used"] >= request.last_round:
+            # What it lost is a round of its own that has not counted.
+            allowed = cold["lost"] < request.round
+        else:
+            allowed = cold["lost"] == request.last_round
+            allowed = allowed and self.experiment.state.on_missing == "cold-start"
+        return None if allowed else "it speaks of a cold start that it may not make"
 
     def _requests(
         self, kind: Kind, round: int, shared: Tensors, clients: list[str], evaluate: bool

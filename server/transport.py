@@ -37,7 +37,10 @@ class FlowerTransport:
 
     Attributes:
         nodes: client -> the node that answers for it.
-        on_refused: told (who, why) of a node that may not take part, or not with its name.
+        unfit: why a client that joins, by its reply, may not take part; None: it may. Such a node
+            is never asked for more.
+        on_refused: told (who, why) of a node that may not take part, or not with its name; in
+            `join` its reply is handed on instead where it is `unfit`.
         on_warning: told of what somebody should look after.
     """
 
@@ -45,6 +48,7 @@ class FlowerTransport:
         self.grid = grid
         self.identities = identities
         self.nodes: dict[str, int] = {}
+        self.unfit: Callable[[Reply], str | None] = lambda reply: None
         self.on_refused: Callable[[str, str], None] = _log_refusal
         self.on_warning: Callable[[str], None] = logger.warning
         self._known: dict[int, Node] = {}
@@ -101,6 +105,9 @@ class FlowerTransport:
                 yield client, _reply(message, requests[client], client)
             for joined in self._joined(deadline):
                 client = joined.client
+                if joined.error is None and (reason := self.unfit(joined)) is not None:
+                    self.on_refused(one_line(client, 80), one_line(reason))
+                    continue
                 unanswered = [message_id for message_id, c in sent.items() if c == client]
                 if client not in due and not unanswered:
                     continue
@@ -151,7 +158,7 @@ class FlowerTransport:
                     )
                 self._second[node] = reply
                 continue
-            if reply.error is None:
+            if reply.error is None and self.unfit(reply) is None:
                 self.nodes[reply.client] = node
                 if self.identities is not None:
                     self.identities.bind(reply.client, self._known[node])

@@ -131,7 +131,7 @@ def _holds_images(folder: Path) -> bool:
         return False
 
 
-def site_stamp(data_dir: Path, holdout_file: Path | None = None) -> str:
+def site_stamp(data_dir: Path) -> str:
     """A fingerprint that changes when anything that counts in a site's folder does.
 
     Names, sizes, inodes and times of change of all images, of classes.txt and of the manifest;
@@ -143,20 +143,20 @@ def site_stamp(data_dir: Path, holdout_file: Path | None = None) -> str:
     """
     findings: list[Finding] = []
     real_root = os.path.realpath(data_dir)
-    lines = [_stamp(os.path.join(data_dir, name)) for name in (MANIFEST, CLASSES)]
-    if holdout_file is not None:
-        lines.append(_stamp(str(holdout_file)))
+    lines = [file_stamp(data_dir / name) for name in (MANIFEST, CLASSES)]
     listed = os.path.lexists(data_dir / MANIFEST)
     if listed:
-        lines += [_stamp(os.path.join(data_dir, path)) for path in _listed(data_dir / MANIFEST)]
+        lines += [file_stamp(data_dir / path) for path in _listed(data_dir / MANIFEST)]
     for part in ("novel",) if listed else ("train", "test", "novel"):
         files = files_below(os.path.join(data_dir, part), real_root, findings)
-        lines += [_stamp(file) for file in files if counts_as_image(file)]
+        lines += [file_stamp(file) for file in files if counts_as_image(file)]
     text = "\n".join(sorted([*lines, *map(str, findings)]))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
-def _stamp(path: str) -> str:
+def file_stamp(path: str | Path) -> str:
+    """A text that changes when a file does; never fails."""
+    path = os.fspath(path)
     try:
         found = os.stat(path)
     except (OSError, ValueError):

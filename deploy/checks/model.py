@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from blend_core.config import Experiment
     from blend_core.data.findings import Finding
 
-# Generations that a site keeps, and the one that is being written.
-SITE_GENERATIONS = 3 + 1
 # Findings of one site that are shown.
 SHOWN = 2
 
@@ -86,26 +84,26 @@ def _device(experiment: Experiment) -> Check:
     """The device of the configuration works, and how much memory it has."""
     import torch
 
-    wanted = experiment.train.device
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cpu" or (wanted == "auto" and not count):
+    from blend_core.device import device_here
+
+    try:
+        device = device_here(experiment.train.device)
+    except ConfigError as error:
+        found, _, advice = str(error).partition("; ")
+        return failure("device", found, advice, CONFIGURATION)
+    if device == "cpu":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         more = f"; {count} CUDA devices are not used (train.device=auto)" if count else ""
         return ok("device", f"cpu, {cores} cores{more}")
-    number = int(wanted.partition(":")[2] or 0)
-    if number >= count:
-        found = f"train.device = {wanted}: {count} CUDA devices here"
-        advice = "use train.device=auto or cpu; or check nvidia-smi and CUDA_VISIBLE_DEVICES"
-        return failure("device", found, advice, CONFIGURATION)
-    device = f"cuda:{number}"
     try:
         torch.ones(8, 8, device=device).matmul(torch.ones(8, 8, device=device)).sum().item()
-        free, total = torch.cuda.mem_get_info(number)
+        free, total = torch.cuda.mem_get_info(device)
     except RuntimeError as error:
         found = one_line(f"{device} does not work: {error}", 300)
         advice = "check nvidia-smi; is the driver older than torch's CUDA?"
         return failure("device", found, advice, CONFIGURATION)
-    found = f"{device} {torch.cuda.get_device_name(number)}, {size(free)} of {size(total)} free"
+    found = f"{device} {torch.cuda.get_device_name(device)}, {size(free)} of {size(total)} free"
     if free < 2 * GIB:
         return warning("device", found, "end what else uses it, or train on another one")
     return ok("device", found)
@@ -146,6 +144,7 @@ def state_bytes(experiment: Experiment) -> tuple[int, int]:
     """Bytes of all checkpoints of a server, and of all generations of one site; float32."""
     from blend_core.backbone import Backbone
     from blend_core.methods import build_method
+    from blend_core.state import KEPT
 
     method = build_method(
         experiment.method, Backbone.describe(experiment.backbone), experiment.seed
@@ -155,7 +154,7 @@ def state_bytes(experiment: Experiment) -> tuple[int, int]:
     shared = counts["shared"] * (1 + experiment.clients * kept)
     private = counts["private"] + counts["shared"] * method.keeps_uploads
     # One more than is kept: the newest is written before the oldest goes.
-    return 4 * shared * (experiment.server.keep_checkpoints + 1), 4 * private * SITE_GENERATIONS
+    return 4 * shared * (experiment.server.keep_checkpoints + 1), 4 * private * (KEPT + 1)
 
 
 def _space(name: str, folder: Path, needed: int) -> Check:

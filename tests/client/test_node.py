@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import create_model
 
+import client.node
 from blend_core.backbone import Backbone
 from blend_core.config import StateConfig
 from blend_core.messages import Request
@@ -149,10 +153,46 @@ def test_a_damaged_state_may_be_replaced_by_the_one_before_if_the_policy_says_so
     assert reply.statistics["cold_start"] == {"lost": 2, "used": 1}
 
 
+@pytest.mark.parametrize("policy", ["fail", "cold-start"])
+@pytest.mark.parametrize("counted", [0, 1])
+def test_damage_to_a_round_that_did_not_count_ends_nothing_and_is_told(setting, policy, counted):
+    experiment, shared, node = setting
+    experiment = experiment.model_copy(update={"state": StateConfig(on_missing=policy)})
+    site = node()
+    for round in range(1, counted + 2):
+        site.handle(ask(experiment, shared, round=round))
+    path = site.generations.path(counted + 1)
+    path.write_bytes(b"")
+    reply = site.handle(ask(experiment, shared, round=counted + 2, last_round=counted))
+    assert reply.error is None
+    assert reply.statistics["cold_start"] == {"lost": counted + 1, "used": counted}
+    # The same bytes as without the damaged file.
+    other = node(federation="another")
+    for round in range(1, counted + 1):
+        other.handle(ask(experiment, shared, round=round))
+    expected = other.handle(ask(experiment, shared, round=counted + 2, last_round=counted))
+    assert expected.statistics.get("cold_start") is None
+    assert tensors_sha256(reply.shared) == tensors_sha256(expected.shared)
+
+
+LOADING = (
+    "loading; set data.image_memory (of this site alone: image-memory) to fewer GiB, or choose a "
+    "smaller backbone"
+)
+EXHAUSTED = {
+    "local_update": "training; set train.batch_size below 16, train.precision=bf16 or a smaller "
+    "backbone.text_chunk",
+    "evaluate": "evaluation; set evaluation.batch_size below 100 or a smaller backbone.text_chunk",
+    "load_client_data": LOADING,
+    "_backbone": LOADING,
+}
+
+
 @pytest.mark.parametrize(
     "error",
     [
         MemoryError(),
+        RuntimeError("CUDA error: out of memory"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 12 bytes"),
         torch.OutOfMemoryError("CUDA out of memory"),
     ],
@@ -167,13 +207,12 @@ def test_a_site_that_runs_out_of_memory_says_what_to_set_and_can_do_the_round_ag
     def exhausted(*arguments: object) -> None:
         raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr("client.node.local_update", exhausted)
-        reply = site.handle(ask(experiment, shared))
-    assert reply.error == (
-        "out of memory in training; set train.batch_size below 16, "
-        "train.precision=bf16 or a smaller backbone.text_chunk"
-    )
+    for where, what in EXHAUSTED.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"client.node.{where}", exhausted)
+            site._loaded = site._loaded if where in ("local_update", "evaluate") else None
+            reply = site.handle(ask(experiment, shared, evaluate=True))
+        assert (reply.error, reply.exit_code) == (f"out of memory in {what}", 1)
     again = site.handle(ask(experiment, shared))
     assert tensors_sha256(again.shared) == tensors_sha256(expected.shared)
 
@@ -268,6 +307,51 @@ def test_a_sites_error_does_not_tell_the_server_its_class_names_or_paths(
     assert classes[0].strip()[:70] in caplog.text
     mine = Site("hospital", tmp_path / "state", data_dir=data, verbose_errors=True)
     assert classes[0].strip()[:70] in Node(mine, "fed").handle(join).error
+
+
+def test_a_holdout_is_drawn_once_and_its_images_are_read_once(tmp_path, monkeypatch):
+    data = tmp_path / "ward-7"
+    for name in ("flu", "cold"):
+        (data / "train" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (40, 40), (number, len(name), 9)).save(data / f"train/{name}/{number}.png")
+    loads: list[object] = []
+    real = client.node.load_client_data
+    monkeypatch.setattr(
+        client.node, "load_client_data", lambda *given: loads.append(given) or real(*given)
+    )
+    settings = ["data.kind=folders", "clients=1", "data.holdout=0.25"]
+    join = Request("join", "fed", 0, load_experiment("quickstart", settings).to_json())
+    node = Node(Site("hospital", tmp_path / "state", data_dir=data), "fed")
+    for _ in range(2):
+        assert node.handle(join).error is None
+    assert len(loads) == 1
+    held = tmp_path / "state" / "holdout" / "hospital.json"
+    held.write_bytes(held.read_bytes() + b"\n")  # Another run of the site holds out more.
+    assert node.handle(join).error is None
+    assert len(loads) == 2
+
+
+def test_a_gpu_that_is_not_there_is_named_with_how_many_there_are(setting):
+    experiment, shared, node = setting
+    train = experiment.train.model_copy(update={"device": "cuda:77"})
+    reply = node().handle(ask(experiment.model_copy(update={"train": train}), shared))
+    assert reply.exit_code == 2
+    assert re.match(r"train\.device = 'cuda:77': \d+ CUDA devices here; use cpu", reply.error)
+
+
+def test_a_setting_that_a_later_version_adds_keeps_the_state(setting, monkeypatch):
+    experiment, shared, node = setting
+    site = node()
+    first = site.handle(ask(experiment, shared))
+    header = site.generations.load(1)[1]
+    method = experiment.method.model_copy()
+    # A class with one field more, as a later version may have it.
+    kind = create_model("Later", __base__=type(method), later=(float, 0.5))
+    later = kind(**method.model_dump())
+    digest = hashlib.sha256(later.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+    assert header["settings of the method"] == digest
+    assert first.error is None
 
 
 def test_a_crash_tells_the_server_its_kind_only(tmp_path, monkeypatch):

@@ -32,12 +32,12 @@ from cryptography.hazmat.primitives.serialization import (
 from PIL import Image
 
 from blend_core.config import parse_experiment
-from blend_core.state import Generations
+from blend_core.state import KEPT, Generations
 from deploy.checks import Check, Settings, failure, ok, runner, warning
 from deploy.checks import machine as machine_checks
 from deploy.checks import superlink as superlink_checks
 from deploy.checks.keys import keys
-from deploy.checks.model import SITE_GENERATIONS, model, state_bytes
+from deploy.checks.model import model, state_bytes
 from deploy.checks.runner import examine, exit_code
 from deploy.checks.site import site
 from deploy.checks.superlink import superlink
@@ -538,7 +538,7 @@ def test_the_states_of_a_run_are_counted(small):
     ).parameter_counts()
     server, client = state_bytes(small)
     assert server == 4 * counts["shared"] * (3 + 1)
-    assert client == 4 * counts["private"] * SITE_GENERATIONS
+    assert client == 4 * counts["private"] * (KEPT + 1)
     stale = parse_experiment({**small.to_json(), "server": {"aggregate_stale": True}})
     # Two clients' uploads beside the mean.
     assert state_bytes(stale)[0] == 3 * server

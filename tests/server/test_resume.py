@@ -189,7 +189,10 @@ def test_a_run_that_finds_nothing_to_resume_says_so(start, tmp_path) -> None:
     assert any("no checkpoint in" in text and "begins with round 1" in text for text in warnings)
 
 
-@pytest.mark.parametrize("claim", [{"lost": 1, "used": 0}, {"lost": 5, "used": 0}])
+CLAIMS = [{"lost": 1, "used": 0}, {"lost": 5, "used": 0}, {"lost": 2, "used": 1}]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("policy", ["fail", "cold-start"])
 def test_a_cold_start_that_cannot_have_been_is_refused(start, tmp_path, claim, policy) -> None:
     def claims(name: str, request: Request) -> Reply | None:
@@ -222,6 +225,25 @@ def test_a_full_disk_at_the_journal_does_not_end_the_run(start, tmp_path, capsys
     assert "events.jsonl: No space left on device" in capsys.readouterr().err
 
 
+def test_a_round_that_did_not_count_may_be_lost_and_that_is_recorded(start, tmp_path) -> None:
+    """Trained, but the reply never came: the site goes on from the one before, and says so."""
+    claim = {"lost": 2, "used": 1}
+
+    def late(name: str, request: Request) -> Reply | None:
+        if request.kind == "train" and request.round == 2:
+            return None
+        reply = WHO["b"](name, request)
+        if reply is not None and request.kind == "train" and request.round == 3:
+            assert request.last_round == 1
+            reply.statistics["cold_start"] = claim
+        return reply
+
+    start("cut", {**WHO, "b": late}).run()
+    found = results(tmp_path / "cut")
+    assert found["rounds"][2]["clients"][1]["status"] == "accepted"
+    assert found["cold_starts"] == [{"round": 3, "client": "b", **claim}]
+
+
 def losing(round: int) -> dict[str, Client]:
     """One client says in a round that its private state is gone."""
 
@@ -248,6 +270,13 @@ def test_lost_private_state_ends_the_run_with_3_and_the_run_goes_on_once_it_is_b
     start("cut", resume=True).run()
     whole, cut = results(tmp_path / "whole"), results(tmp_path / "cut")
     assert cut["shared_sha256"] == whole["shared_sha256"]
+
+
+def test_who_never_counted_cannot_end_a_run_by_a_loss(start, tmp_path) -> None:
+    start("cut", losing(1)).run()
+    found = results(tmp_path / "cut")
+    assert found["rounds"][0]["clients"][1]["status"] == "refused"
+    assert not [e for e in events(tmp_path / "cut") if e["event"] == "state_lost"]
 
 
 def test_a_cold_start_stands_in_journal_and_results_also_after_a_resumption(

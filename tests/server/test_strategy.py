@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scripted import Client, Scripted, events, honest
 
-from blend_core.errors import FormationError, RunError, SiteError
+from blend_core import __version__
+from blend_core.errors import ConfigError, FormationError, RunError, SiteError
 from blend_core.messages import Reply, Request, failure
 from blend_core.settings import load_experiment
 from blend_core.state import Generations
@@ -170,6 +171,63 @@ def test_a_refused_client_does_not_end_formation_for_the_others(coordinator):
     # Where all nodes are our own, nobody else comes.
     with pytest.raises(FormationError, match=r"^refused a: it runs version"):
         coordinator({"a": old, "b": honest(1)}, clients=2).run()
+
+
+@pytest.mark.parametrize("engine", ["flower", "processes"])
+def test_an_error_of_another_version_is_a_refusal_that_names_both(coordinator, tmp_path, engine):
+    """What an old site says of a setting that it does not know is beside the point."""
+
+    def old(name: str, request: Request) -> Reply:
+        reply = failure(request.kind, request.round, name, ConfigError("x: unknown key"))
+        reply.version = "0.0.1"
+        return reply
+
+    run = coordinator({"a": old, "b": honest(1)}, clients=1, rounds=1)
+    run.record.engine = engine
+    why = f"it runs version '0.0.1', the server {__version__}"
+    if engine == "flower":
+        run.run()
+        assert list(run.members) == ["b"]
+        assert read(tmp_path)["refused_nodes"] == [{"after": 0, "client": "a", "reason": why}]
+        return
+    with pytest.raises(FormationError, match=r"^refused a: it runs version '0\.0\.1'"):
+        run.run()
+
+
+def test_a_site_that_comes_back_with_another_version_is_refused_by_it(coordinator, tmp_path):
+    def upgraded(name: str, request: Request) -> Reply:
+        reply = honest(1)(name, request)
+        if request.round == 1:
+            reply = failure(request.kind, request.round, name, ConfigError("x: unknown key"))
+            reply.version = "0.0.1"
+        return reply
+
+    coordinator({"a": upgraded, "b": honest(1)}).run()
+    row = read(tmp_path)["rounds"][0]["clients"][0]
+    assert (row["status"], row["reason"][:24]) == ("refused", "it runs version '0.0.1',")
+
+
+def test_who_joins_in_mid_run_must_fit_as_those_who_formed_the_federation(coordinator):
+    def of(name: str, backbone: str, **changes) -> Reply:
+        reply = honest(1)(name, run._join_request())
+        reply.statistics["backbone_sha256"] = backbone
+        for key, value in changes.items():
+            setattr(reply, key, value)
+        return reply
+
+    def client(name: str, request: Request) -> Reply:
+        reply = honest(1)(name, request)
+        if request.kind == "join":
+            reply.statistics["backbone_sha256"] = "mine"
+        return reply
+
+    run = coordinator({"a": client, "b": client})
+    run.run()
+    assert run.unfit(of("b", "mine")) is None
+    assert run.unfit(of("b", "other")).startswith("its backbone (SHA-256 other) is not that of a")
+    assert run.unfit(of("b", "mine", version="0.0.1")).startswith("it runs version")
+    assert run.unfit(of("../b", "mine")) == "no client of this experiment has that name"
+    assert run.unfit(of("b", "mine", train_images=-1)).startswith("its number of training images")
 
 
 def test_a_round_lost_to_sites_states_alone_ends_with_their_exit_code(coordinator, tmp_path):

@@ -348,6 +348,38 @@ def test_the_error_of_a_site_that_comes_back_is_told_in_its_round():
     assert (client, reply.error, reply.exit_code) == ("a", "E01 no folder", 3)
 
 
+def test_a_node_that_joins_in_mid_run_is_asked_only_if_it_fits():
+    grid = Grid({1: named("a"), 2: named("b")})
+    transport = FlowerTransport(grid)
+    refused: list[str] = []
+    transport.on_refused = lambda who, why: refused.append(f"{who}: {why}")
+    joined(transport, 2)
+    transport.unfit = lambda reply: "its backbone is another" if reply.client == "a" else None
+    del grid.nodes[1], grid.nodes[2]
+    grid.nodes |= {3: named("a"), 4: named("b")}
+    replies = dict(transport.ask({"a": train(1), "b": train(1)}, 1.0))
+    assert list(replies) == ["b"]
+    assert refused == ["a: its backbone is another"]
+    assert (3, "train") not in grid.sent
+    assert transport.nodes == {"a": 1, "b": 4}
+    # Its place is still free for the right one.
+    transport.unfit = lambda reply: None
+    grid.nodes[5] = named("a")
+    assert list(dict(transport.ask({"a": train(2)}, 5.0))) == ["a"]
+    assert transport.nodes["a"] == 5
+
+
+def test_a_node_that_does_not_fit_takes_no_name_when_the_federation_forms():
+    grid = Grid({1: named("a")})
+    transport = FlowerTransport(grid)
+    transport.unfit = lambda reply: "its backbone is another"
+    assert joined(transport, 1) == ["a"]  # For the coordinator, which refuses it.
+    transport.unfit = lambda reply: None
+    grid.nodes[2] = named("a")
+    assert joined(transport, 1) == ["a"]
+    assert transport.nodes == {"a": 2}
+
+
 # Names and keys
 
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from blend_core.data import ClientData, Preprocess, folders, holdout, site_stamp
+from blend_core.data import ClientData, Preprocess, file_stamp, folders, holdout
 from blend_core.data.folders import FolderOptions, examine, load_folder
 from blend_core.data.holdout import Held, apply_holdout, hold_out, holdout_lock, read_holdout
 from blend_core.data.listing import SiteImage
@@ -281,7 +281,10 @@ def test_a_held_out_file_is_read_once_to_be_remembered(site: Path, monkeypatch) 
 def test_a_site_that_runs_notices_what_another_run_holds_out(
     site: Path, options: FolderOptions
 ) -> None:
-    before = site_stamp(site, options.holdout_file)
-    assert site_stamp(site, options.holdout_file) == before
+    before = file_stamp(options.holdout_file)
+    assert file_stamp(options.holdout_file) == before
     load(site, options)
-    assert site_stamp(site, options.holdout_file) != before
+    after = file_stamp(options.holdout_file)
+    assert after != before
+    load(site, options)
+    assert file_stamp(options.holdout_file) == after
