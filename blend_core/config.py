@@ -349,7 +349,8 @@ class ServerConfig(Section):
         10.0,
         gt=0.0,
         le=1e6,
-        description="largest change believed of a client: L2 norm relative to what it was sent",
+        description="largest change believed of a client: L2 norm relative to that of what it was "
+        "sent, or to 1 where that is smaller",
     )
     require_keys: bool = Field(
         False,

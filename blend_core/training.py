@@ -17,6 +17,7 @@ from blend_core.data.prefetch import prefetched
 from blend_core.data.transforms import Preprocess, augment, normalise
 from blend_core.errors import RunError
 from blend_core.methods.base import Method
+from blend_core.names import is_plain_name
 from blend_core.randomness import torch_generator
 
 
@@ -102,10 +103,11 @@ def _require_usable(
         isinstance(value, Tensor) and value.numel() == 1 for value in losses.values()
     )
     trained = scalars and "loss" in losses and losses["loss"].requires_grad
-    if not trained or set(losses) & {"steps", "skipped_steps"}:
+    named = trained and all(map(is_plain_name, losses))
+    if not named or set(losses) & {"steps", "skipped_steps"}:
         raise RunError(
             f'{where}: the method\'s loss must be a dictionary of scalar tensors with "loss", '
-            'without "steps" and "skipped_steps"'
+            'without "steps" and "skipped_steps"; names are letters, digits, ".", "_" and "-"'
         )
     for name, value in losses.items():
         if not torch.isfinite(value):

@@ -70,27 +70,38 @@ def create_federation(
     authority = _certificate("BLEND federation CA", key, key, None, _until(CA_DAYS), None)
     with _new_folder(folder) as draft:
         _write(draft / "ca", {"ca.key": _private_pem(key), "ca.crt": _public_pem(authority)})
-        superlink = _superlink_files(key, authority, names, days)
-        superlink["ca.crt"] = _public_pem(authority)
+        server_key = ec.generate_private_key(_CURVE)
+        superlink = {
+            "ca.crt": _public_pem(authority),
+            "server.key": _private_pem(server_key),
+            "server.crt": _server_certificate(server_key, key, authority, names, days),
+        }
         _write(draft / "superlink", superlink | _texts(texts))
         (draft / "sites").mkdir()
         (draft / "public-keys").mkdir()
 
 
-def renew(folder: Path, hosts: Sequence[str], days: int) -> None:
-    """Give the SuperLink a new key and certificate from the same CA; sites need nothing new.
+def renew(folder: Path, hosts: Sequence[str], days: int) -> list[str]:
+    """Give the SuperLink a new certificate from the same CA; sites need nothing new.
+
+    Its key stays, so that one file is replaced and the pair fits whenever this is stopped. Where
+    there is no `server.key`, a new one is made.
 
     Args:
         folder: of `create_federation`, with `ca/ca.key` in place.
         hosts: as `create_federation`; none: those of the certificate before.
         days: as `create_federation`.
 
+    Returns:
+        Names of the files of `superlink` that are new.
+
     Raises:
-        ConfigError: no such federation, a wrong host, or the CA ends before the certificate.
+        ConfigError: no such federation, a wrong host, a damaged key, or the CA ends before the
+            certificate.
         StateError: a file cannot be written.
     """
     authority = load_certificate(folder / "ca" / "ca.crt")
-    key = _load_key(folder / "ca" / "ca.key")
+    key = _load_key(folder / "ca" / "ca.key", "bring the folder `ca` back for this")
     if key.public_key() != authority.public_key():
         raise ConfigError(f"{folder / 'ca'}: ca.key is not the key of ca.crt")
     if _until(days) > authority.not_valid_after_utc:
@@ -98,8 +109,30 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> None:
             f"--days {days}: the CA ends before, on {authority.not_valid_after_utc:%Y-%m-%d}; "
             "give fewer days, or create a new federation"
         )
-    hosts = hosts or host_names(load_certificate(folder / "superlink" / "server.crt"))
-    _write(folder / "superlink", _superlink_files(key, authority, _alternative_names(hosts), days))
+    superlink = folder / "superlink"
+    hosts = hosts or host_names(load_certificate(superlink / "server.crt"))
+    names = _alternative_names(hosts)
+    new: Files = {}
+    if (superlink / "server.key").exists():
+        server_key = _load_key(superlink / "server.key", "")
+    else:
+        server_key = ec.generate_private_key(_CURVE)
+        new["server.key"] = _private_pem(server_key)
+    new["server.crt"] = _server_certificate(server_key, key, authority, names, days)
+    _write(superlink, new)
+    return list(new)
+
+
+def is_pair(superlink: Path) -> bool:
+    """Whether the SuperLink's key, as far as it is here, is that of its certificate.
+
+    Raises:
+        ConfigError: a file is damaged.
+    """
+    if not (superlink / "server.key").exists():
+        return True
+    key = _load_key(superlink / "server.key", "")
+    return key.public_key() == load_certificate(superlink / "server.crt").public_key()
 
 
 def add_site(folder: Path, name: str, texts: Mapping[str, str]) -> Path:
@@ -197,17 +230,16 @@ def _alternative_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     return names
 
 
-def _superlink_files(
+def _server_certificate(
+    key: ec.EllipticCurvePrivateKey,
     authority_key: ec.EllipticCurvePrivateKey,
     authority: x509.Certificate,
     names: Sequence[x509.GeneralName],
     days: int,
-) -> Files:
-    key = ec.generate_private_key(_CURVE)
-    certificate = _certificate(
-        "BLEND SuperLink", key, authority_key, authority, _until(days), names
+) -> tuple[bytes, int]:
+    return _public_pem(
+        _certificate("BLEND SuperLink", key, authority_key, authority, _until(days), names)
     )
-    return {"server.key": _private_pem(key), "server.crt": _public_pem(certificate)}
 
 
 def _certificate(
@@ -284,11 +316,11 @@ def _texts(texts: Mapping[str, str]) -> Files:
     return {name: (text.encode(), _PUBLIC) for name, text in texts.items()}
 
 
-def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def _load_key(path: Path, missing: str) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing; bring the folder `ca` back for this") from None
+        raise ConfigError(f"{path} is missing; {missing}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, TypeError):

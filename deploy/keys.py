@@ -60,7 +60,7 @@ flower-supernode --superlink {superlink} --root-certificates ca.crt \\
 SITE_SETTINGS = """\
 # What `blend site start` tells the SuperNode: the server's address, then node config.
 superlink: "{superlink}"
-client-name: {name}
+client-name: "{name}"
 # Your images: train/<class>/*.jpg, and if you have them test/ and novel/.
 data-dir: /data/photos
 # Private model state. It must survive restarts, and a backup of it is worth having.
@@ -145,12 +145,15 @@ def renew(
     ] = None,
     days: Days = 730,
 ) -> None:
-    """Give the SuperLink a new certificate; sites need nothing new."""
+    """Give the SuperLink a new certificate for its key; sites need nothing new.
+
+    If the key may have been copied, remove DIR/superlink/server.key first: it gets a new one.
+    """
     from deploy import certificates
 
     folder = folder.absolute()
-    certificates.renew(folder, host or [], days)
-    print(f"{folder / 'superlink'}: copy server.key and server.crt to the server and restart it")
+    new = certificates.renew(folder, host or [], days)
+    print(f"{folder / 'superlink'}: copy {' and '.join(new)} to the server and restart it")
 
 
 @keys.command()
@@ -169,6 +172,8 @@ def show(folder: Folder) -> None:
         state = "ENDED" if left.days < 0 else f"{left.days} days left"
         print(f"{title}: valid until {end:%Y-%m-%d}, {state}")
     print(f"SuperLink: for {', '.join(certificates.host_names(certificate))}")
+    if not certificates.is_pair(folder / "superlink"):
+        print("SuperLink: server.key is of another certificate; blend keys renew makes one for it")
     if left < certificates.SOON:
         print("SuperLink: blend keys renew makes its next certificate")
     for path in sorted((folder / "public-keys").glob("*.pub")):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blend_core.config import Experiment
+from blend_core.config import Experiment, parse_experiment
 from blend_core.errors import ConfigError
 from blend_core.messages import Tensors
 from blend_core.settings import flat
@@ -131,7 +131,12 @@ def require_same(experiment: Experiment, before: Checkpoint) -> None:
     Raises:
         ConfigError: lists what differs. Rounds may be extended and what is in `FREE` changed.
     """
-    old, new = flat(before.experiment), flat(experiment.to_json())
+    try:
+        # A setting that an earlier version did not have stands at its default.
+        begun = parse_experiment(before.experiment).to_json()
+    except ConfigError:
+        begun = before.experiment  # What it says that is unknown here shows as a difference.
+    old, new = flat(begun), flat(experiment.to_json())
     wrong = [
         f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

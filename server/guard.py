@@ -11,6 +11,20 @@ from blend_core import __version__
 from blend_core.config import ServerConfig
 from blend_core.errors import one_line
 from blend_core.messages import Reply, Request, Tensors, flatten
+from blend_core.names import is_plain_name
+
+# All that a reply may say beside its tensors; whatever else it holds would reach the results.
+STATISTICS = {
+    "backbone_sha256",
+    "cold_start",
+    "counts",
+    "data",
+    "evaluate_span",
+    "private_sha256",
+    "train_span",
+    "training",
+    "worker",
+}
 
 
 def refusal(
@@ -155,6 +169,8 @@ def _tensors_refusal(shared: Tensors, sent: Tensors, limits: ServerConfig) -> st
 def _statistics_refusal(reply: Reply, request: Request) -> str | None:
     """Counts of right answers are [right, total] per group, spans [start, end] in unix seconds."""
     statistics = reply.statistics
+    if unknown := sorted(set(statistics) - STATISTICS):
+        return f"its statistics hold something unknown: {_shown(unknown[0])}"
     counts = statistics.get("counts")
     if counts is None and (request.evaluate or request.kind != "train"):
         return "it holds no counts of right answers"
@@ -167,7 +183,7 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
         if key in statistics and not _is_span(statistics[key]):
             return f"its {key} is {_shown(statistics[key])}"
     training = statistics.get("training", {})
-    named = isinstance(training, dict) and len(training) <= 20
+    named = isinstance(training, dict) and len(training) <= 20 and all(map(is_plain_name, training))
     if not named or not all(_is_number(value) for value in training.values()):
         return f"its training statistics are {_shown(training)}"
     if not _is_short_text(statistics.get("private_sha256", "")):

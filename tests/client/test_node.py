@@ -314,7 +314,9 @@ def test_a_holdout_is_drawn_once_and_its_images_are_read_once(tmp_path, monkeypa
     for name in ("flu", "cold"):
         (data / "train" / name).mkdir(parents=True)
         for number in range(4):
-            Image.new("RGB", (40, 40), (number, len(name), 9)).save(data / f"train/{name}/{number}.png")
+            Image.new("RGB", (40, 40), (number, len(name), 9)).save(
+                data / f"train/{name}/{number}.png"
+            )
     loads: list[object] = []
     real = client.node.load_client_data
     monkeypatch.setattr(

@@ -213,6 +213,40 @@ def test_renewal_keeps_the_ca_and_may_change_the_names(federation, blend):
     assert (code, "ca.crt is missing" in error) == (2, True)
 
 
+def test_renewal_replaces_one_file_so_that_key_and_certificate_always_fit(federation, blend):
+    superlink = federation / "superlink"
+    key = (superlink / "server.key").read_bytes()
+    code, said, _ = blend("keys", "renew", federation)
+    assert (code, said) == (0, f"{superlink}: copy server.crt to the server and restart it\n")
+    assert (superlink / "server.key").read_bytes() == key
+    handshake(superlink, superlink / "ca.crt", "fl.example.org")
+    # A key that may have been copied goes; the next one is made with its certificate.
+    (superlink / "server.key").unlink()
+    code, said, _ = blend("keys", "renew", federation)
+    assert (code, "copy server.key and server.crt" in said) == (0, True)
+    assert (superlink / "server.key").read_bytes() != key
+    handshake(superlink, superlink / "ca.crt", "fl.example.org")
+    # Killed between the two, or a backup of one: it is told, and mended by the same command.
+    (superlink / "server.key").write_bytes(key)
+    assert (
+        "server.key is of another certificate; blend keys renew"
+        in blend("keys", "show", federation)[1]
+    )
+    assert blend("keys", "renew", federation)[0] == 0
+    assert "of another certificate" not in blend("keys", "show", federation)[1]
+    handshake(superlink, superlink / "ca.crt", "fl.example.org")
+
+
+@pytest.mark.parametrize("name", ["123", "007", "1e3", "0x10", "yes", "on", "null", "2024-01-01"])
+def test_a_name_that_yaml_would_read_as_something_else_stays_a_name(federation, blend, name):
+    assert blend("keys", "add-site", federation, name)[0] == 0
+    site = federation / "sites" / name
+    text = (site / "site.yaml").read_text()  # As a person edits it.
+    (site / "site.yaml").write_text(text.replace("/data/photos", str(federation)))
+    command = supernode_command(site)
+    assert f"client-name='{name}'" in command[command.index("--node-config") + 1]
+
+
 def test_show_tells_expiry_names_and_the_fingerprint_of_ssh_keygen(federation, site, blend):
     assert blend("keys", "renew", federation, "--days", "20")[0] == 0
     code, out, _ = blend("keys", "show", federation)

@@ -132,6 +132,8 @@ def counts(local):
         lambda text: {"statistics": {"evaluate_span": [text, text]}},
         lambda text: {"statistics": {"training": text}},
         lambda text: {"statistics": {"training": {text: text}}},
+        lambda text: {"statistics": {"counts": counts([1, 4]), "training": {text: 0.5}}},
+        lambda text: {"statistics": {"counts": counts([1, 4]), text: 0.5}},
         lambda text: {"statistics": {"private_sha256": text * 9}},
         lambda text: {"statistics": {"backbone_sha256": text * 9}},
         lambda text: {"statistics": {"data": text}},
@@ -141,7 +143,8 @@ def counts(local):
     ],
     ids=[
         "version", "client", "images", "tensor", "counts", "count", "train span", "evaluate span",
-        "training", "loss", "private", "backbone", "data", "domain", "worker", "pid",
+        "training", "loss", "loss's name", "unknown", "private", "backbone", "data", "domain",
+        "worker", "pid",
     ],
 )  # fmt: skip
 def test_a_site_cannot_paint_or_flood_the_servers_log(told, text):

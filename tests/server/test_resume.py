@@ -16,7 +16,7 @@ from blend_core.config import Experiment
 from blend_core.errors import ConfigError, FormationError, SiteError
 from blend_core.messages import Reply, Request, failure
 from blend_core.state import StateError
-from server.checkpoints import Checkpoints
+from server.checkpoints import Checkpoint, Checkpoints, require_same
 from server.strategy import Coordinator
 
 WHO = {"a": honest(1), "b": honest(3), "c": honest(7)}
@@ -140,6 +140,20 @@ def test_resuming_another_experiment_is_refused_with_what_differs(start, tmp_pat
         start("cosine", killed_in(3), train=cosine).run()
     with pytest.raises(ConfigError, match=r"rounds was 4 and train\.schedule depends on it"):
         start("cosine", resume=True, rounds=5, train=cosine).run()
+
+
+def test_a_setting_that_the_version_before_did_not_have_stands_at_its_default(start) -> None:
+    experiment = start("cut").experiment
+    before = Checkpoint(1, "fed", "loop", "0.0.1", experiment.to_json(), {})
+    del before.experiment["train"]["threads"], before.experiment["server"]["max_change_ratio"]
+    require_same(experiment, before)
+    two = experiment.train.model_copy(update={"threads": 2})
+    with pytest.raises(ConfigError, match=r"train\.threads was 1, is 2$"):
+        require_same(experiment.model_copy(update={"train": two}), before)
+    # What this version no longer has is a difference.
+    before.experiment["train"]["warmup"] = 3
+    with pytest.raises(ConfigError, match=r"train\.warmup was 3, is None"):
+        require_same(experiment, before)
 
 
 def test_rounds_may_be_extended_also_of_a_finished_run(start, tmp_path) -> None:
