@@ -19,8 +19,9 @@ from blend_core.errors import ConfigError, RunError, SiteError
 from blend_core.messages import Reply, Request
 from blend_core.state import lock_file, make_folder
 from client.channel import connect, read_key
+from client.process import PROC, Process, process_status
 from client.site import Site
-from client.worker import DEFAULT_NODE, Process, Record, process_status
+from client.worker import DEFAULT_NODE, Record
 
 LOG = "worker.log"
 MAX_LOG = 10_000_000
@@ -93,13 +94,13 @@ def supernode() -> Process:
     pid = top = os.getppid()
     while pid > 0:
         with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
             if any(os.path.basename(word) == b"flower-supernode" for word in words):
                 return Process.of(pid)
         if pid > 1:
             top = pid
         found = process_status(pid)
-        pid = found[1] if found else 0
+        pid = found.parent if found else 0
     return Process.of(top)
 
 

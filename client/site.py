@@ -88,7 +88,7 @@ class Site:
         """
         if isinstance(error, ConfigError | RunError):
             return error
-        if self.verbose_errors or self.data_dir is None:
+        if self.verbose_errors:
             return error if isinstance(error, BlendError) else RunError(described(error))
         code = re.match(r"[EW]\d\d\b", str(error))
         if isinstance(error, SiteError) and code:

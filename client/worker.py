@@ -30,6 +30,7 @@ from blend_core.errors import BlendError
 from blend_core.messages import FloatArray, Kind, Reply, Request, failure
 from blend_core.state import StateError, lock_folder, write_json_atomic
 from client.channel import accept, create_key, listen, private_folder
+from client.process import Process
 from client.site import Site
 
 logger = logging.getLogger("blend.worker")
@@ -48,48 +49,6 @@ class Handler(Protocol):
     """What a node looks like from here."""
 
     def handle(self, request: Request) -> Reply: ...
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process that is not confused with a later one of the same number.
-
-    `start` tells when it started (boot and clock ticks since); "" where /proc is missing.
-    """
-
-    pid: int
-    start: str
-
-    @classmethod
-    def of(cls, pid: int) -> Process:
-        """The process that has this number now."""
-        found = process_status(pid)
-        return cls(pid, found[2] if found else "")
-
-    def alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
-        if not self.start:
-            try:
-                os.kill(self.pid, 0)
-            except PermissionError:
-                return True
-            except OSError:
-                return False
-            return True
-        found = process_status(self.pid)
-        return found is not None and found[2] == self.start and found[0] not in "ZX"
-
-
-def process_status(pid: int) -> tuple[str, int, str] | None:
-    """(state letter, parent's number, start) from /proc; None if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    except OSError:
-        return None
-    # The name, in parentheses, may hold spaces and parentheses itself.
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], int(fields[1]), f"{boot[:8]}-{fields[19]}"
 
 
 @dataclass(frozen=True)
@@ -183,10 +142,7 @@ class Worker:
             return self._handler().handle(request).pack()
         except Exception as error:
             logger.exception("%s of round %d failed", kind, number)
-            reply = failure(kind, number, self.site.name, self.site.for_outside(error))
-            reply.error = " ".join((reply.error or "").split())
-            reply.version = __version__
-            return reply.pack()
+            return failure(kind, number, self.site.name, self.site.for_outside(error)).pack()
 
     def _load_early(self) -> None:
         """Load while the first client still packs its request."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from blend_core.errors import RunError
-from deploy.relatives import MARKER, Process, processes, relatives
+from deploy.relatives import MARKER, ProcessId, processes, relatives
 from deploy.signals import uninterrupted
 
 # Seconds. Flower's processes hold nothing that could be lost, but say good-bye to each other.
@@ -161,7 +161,7 @@ class Family:
             known = self._wait(known, own, 0.5)
         self.children.clear()
 
-    def _wait(self, known: set[Process], own: set[int], seconds: float) -> set[Process]:
+    def _wait(self, known: set[ProcessId], own: set[int], seconds: float) -> set[ProcessId]:
         """Wait until all have ended or the time is over; return those that have not."""
         deadline = time.monotonic() + seconds
         while True:
@@ -192,7 +192,7 @@ def read_log(path: Path, start: int = 0) -> str:
         return ""
 
 
-def _signal(known: set[Process], own: set[int], number: signal.Signals) -> None:
+def _signal(known: set[ProcessId], own: set[int], number: signal.Signals) -> None:
     for pid, _ in known:
         with suppress(ProcessLookupError, PermissionError):
             # Ours lead a process group; whatever runs in it goes with them.

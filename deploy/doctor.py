@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blend_core.errors import BlendError, ConfigError, RunError, printable
-from deploy.options import Debug, Overrides
+from blend_core.errors import BlendError, RunError, printable
+from deploy.options import Debug, Overrides, split_address
 from server.journal import JOURNAL
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def doctor(
     from deploy.checks.runner import examine, exit_code
 
     if superlink is not None:
-        host, _, port = superlink.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError(f"--superlink {superlink}: expected HOST:PORT, e.g. server:9300")
+        split_address("--superlink", superlink)
     given = Settings(
         config,
         tuple(settings or ()),

@@ -9,6 +9,7 @@ import typer
 
 from blend_core.errors import ConfigError, described
 from blend_core.names import checked_name
+from deploy.options import split_address
 
 # `cryptography` is imported where it is used: --help must be quick.
 
@@ -120,10 +121,8 @@ def add_site(
         )
     first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
     address = superlink or f"{first}:{PORT}"
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--superlink {address}: must be HOST:PORT, e.g. {first}:{PORT}")
-    if host.strip("[]").lower() not in hosts:
+    host, _ = split_address("--superlink", address)
+    if host.lower() not in hosts:
         raise ConfigError(
             f"--superlink {address}: the SuperLink's certificate is for {', '.join(hosts)}; "
             "blend keys renew --host gives it other names"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -21,12 +22,30 @@ class Engine(StrEnum):
     PROCESSES = "processes"
 
 
+_ADDRESS = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[^\s/\[\]]+\]):(?P<port>[0-9]{1,5})")
+
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated."),
 ]
 # `deploy.cli.main` looks for it itself, since an error may come before a command has begun.
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
+
+
+def split_address(what: str, address: object) -> tuple[str, int]:
+    """Host and port of "HOST:PORT"; an IPv6 address stands in brackets, which are taken off.
+
+    Args:
+        what: the option or key, for the error.
+        address: its value.
+
+    Raises:
+        ConfigError: it is no such text, or the port is not from 1 to 65535.
+    """
+    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if found is None or not 0 < int(found["port"]) < 65536:
+        raise ConfigError(f"{what}: {address!r}: must be HOST:PORT, e.g. fl.example.org:9300")
+    return found["host"].strip("[]"), int(found["port"])
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -20,8 +20,11 @@ from deploy.watch import LOOK_SECONDS, Watch, warning
 
 # Somebody may take a port between our look and the process that wants it.
 PORT_ATTEMPTS = 5
-# How often a SuperNode is started before the run gives it up.
-STARTS = 5
+# How often a SuperNode may end within so many seconds before the run gives it up.
+ENDS = 5
+MEMORY_SECONDS = 600.0
+# Before the second start within that time, doubled before each further one: what ended it may pass.
+PAUSE_SECONDS = 1.0
 PORT_TAKEN = "address already in use"
 READY = "Uvicorn running on"
 # The ServerApp has written everything when it says so; this is for its last lines of log.
@@ -168,7 +171,7 @@ def wait_for(child: Child, seconds: float) -> None:
 
 
 class _Nodes:
-    """Looks after the SuperNodes: one that ends is started again, a few times.
+    """Looks after the SuperNodes: one that ends is started again, unless it ends again and again.
 
     Its client does the round again, with the same result; see `server.transport`.
     """
@@ -180,20 +183,35 @@ class _Nodes:
         self.port = superlink_port
         self.configs = configs
         self.on_event = on_event
-        self.starts = dict.fromkeys(configs, 1)
+        # When the SuperNodes have ended lately, and when those that are down are started again.
+        self._ends: dict[str, list[float]] = {name: [] for name in configs}
+        self._due: dict[str, float] = {}
 
     def check(self) -> None:
         """Start again who has ended. Raises `RunError` when one ends again and again."""
         # The newest process of each name counts.
         current = {child.name: child for child in self.family.children}
-        for name in self.configs:
+        now = time.monotonic()
+        for name, config in self.configs.items():
             child = current[child_name(name)]
             if child.running:
                 continue
-            if self.starts[name] >= STARTS:
-                raise RunError(f"{name}: its SuperNode ended {STARTS} times, {child.ending()}")
-            self.starts[name] += 1
-            if PORT_TAKEN not in child.output().lower():
-                ending = child.ending()
-                self.on_event(warning(f"{name}: its SuperNode ended {ending}; it is restarted"))
-            start_supernode(self.family, name, self.configs[name], self.port)
+            if name not in self._due:
+                self._due[name] = now + self._pause(name, child, now)
+            if now >= self._due[name]:
+                del self._due[name]
+                start_supernode(self.family, name, config, self.port)
+
+    def _pause(self, name: str, child: Child, now: float) -> float:
+        """Note that a SuperNode has ended; seconds until it is started again."""
+        ends = [end for end in self._ends[name] if now - end < MEMORY_SECONDS] + [now]
+        self._ends[name] = ends
+        if len(ends) >= ENDS:
+            raise RunError(
+                f"{name}: its SuperNode ended {ENDS} times within {MEMORY_SECONDS:.0f} s, "
+                f"{child.ending()}"
+            )
+        if PORT_TAKEN not in child.output().lower():
+            told = f"{name}: its SuperNode ended {child.ending()}; it is restarted"
+            self.on_event(warning(told))
+        return 0.0 if len(ends) == 1 else PAUSE_SECONDS * 2.0 ** (len(ends) - 2)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
+
+from client.process import PROC, process_status
 
 # Names the run in the environment of every process that descends from the launcher.
 MARKER = "BLEND_RUN"
-PROC = Path("/proc")
 
-# A process id and the time it started, because ids are given again.
-Process = tuple[int, int]
+# A process's number and the time it started, because numbers are given again.
+ProcessId = tuple[int, int]
 
 
 def relatives(
-    marker: str, roots: set[int], table: Mapping[Process, int] | None = None
-) -> set[Process]:
+    marker: str, roots: set[int], table: Mapping[ProcessId, int] | None = None
+) -> set[ProcessId]:
     """Running processes that carry the marker or descend from `roots`, roots included.
 
     Without /proc (macOS) these are the roots alone; Flower's own processes end with their parents.
@@ -34,14 +34,15 @@ def relatives(
     return {p for p in family if p[0] != os.getpid()}
 
 
-def processes() -> dict[Process, int]:
+def processes() -> dict[ProcessId, int]:
     """Every running process of this machine and its parent's id; zombies have ended."""
-    table: dict[Process, int] = {}
+    table: dict[ProcessId, int] = {}
     if not PROC.is_dir():
         return _process_list()
     for entry in PROC.iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-            table[int(entry.name), int(fields[19])] = int(fields[1])
+        status = process_status(int(entry.name)) if entry.name.isdigit() else None
+        if status is not None and not status.ended:
+            table[int(entry.name), status.start] = status.parent
     return table
 
 
@@ -49,18 +50,8 @@ def is_running(pid: int) -> bool:
     """Whether a process of this id exists and is no zombie."""
     if not PROC.is_dir():
         return any(found == pid for found, _ in _process_list())
-    return _stat(pid) is not None
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the state on; None if the process has ended."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The name of the program, in brackets before them, may hold spaces and brackets.
-    fields = text.rpartition(")")[2].split()
-    return fields if len(fields) > 19 and fields[0] not in "ZX" else None
+    status = process_status(pid)
+    return status is not None and not status.ended
 
 
 def _carries(pid: int, marker: str) -> bool:
@@ -71,7 +62,7 @@ def _carries(pid: int, marker: str) -> bool:
     return f"{MARKER}={marker}".encode() in variables
 
 
-def _process_list() -> dict[Process, int]:
+def _process_list() -> dict[ProcessId, int]:
     listing = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from blend_core.errors import ConfigError, SiteError
+from deploy.options import split_address
 
 SETTINGS = "site.yaml"
 CA = "ca.crt"
 KEY = "node.key"
 # Flower's own, of the SuperNode's local API; a second SuperNode on a machine needs another.
 RUNTIME_PORT = 9094
-_ADDRESS = re.compile(r"\S+:\d{1,5}")
 
 
 def start(
@@ -54,8 +53,7 @@ def supernode_command(folder: Path) -> list[str]:
     values = _settings(folder / SETTINGS)
     superlink = values.pop("superlink", None)
     port = values.pop("port", RUNTIME_PORT)
-    if not isinstance(superlink, str) or not _ADDRESS.fullmatch(superlink):
-        raise ConfigError(f"{folder / SETTINGS}: superlink = {superlink!r}: must be HOST:PORT")
+    split_address(f"{folder / SETTINGS}: superlink", superlink)
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise ConfigError(f"{folder / SETTINGS}: port = {port!r}: must be from 1 to 65535")
     site = Site.from_node_config(values)
@@ -67,7 +65,7 @@ def supernode_command(folder: Path) -> list[str]:
     _check_keys(folder)
     return [
         script("flower-supernode"),
-        *("--superlink", superlink),
+        *("--superlink", str(superlink)),
         *("--root-certificates", str(folder / CA)),
         *("--auth-supernode-private-key", str(folder / KEY)),
         *("--port", str(port)),

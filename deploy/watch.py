@@ -10,9 +10,10 @@ from pathlib import Path
 from blend_core.config import ServerConfig
 from blend_core.errors import BlendError, RunError, error_from_code
 from blend_core.report.runs import RESULTS
+from client.process import PROC, process_status
 from deploy.children import Child, read_log, telling_lines
 from deploy.events import Event, EventTail, OnEvent
-from deploy.relatives import PROC, is_running
+from deploy.relatives import is_running
 
 LOOK_SECONDS = 0.1
 # Between the death of a process and the last lines that it and others wrote.
@@ -174,22 +175,14 @@ def _why(submission: Child) -> str:
 
 
 def _processes(names: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Id, parent and name of processes of these names, those included that are zombies."""
-    for stat in PROC.glob("[0-9]*/stat"):
-        name, parent = _facts(stat)
-        if name in names:
-            yield int(stat.parent.name), parent, name
+    """Number, parent and name of processes of these names, those included that are zombies."""
+    for entry in PROC.glob("[0-9]*"):
+        status = process_status(int(entry.name))
+        if status is not None and status.name in names:
+            yield int(entry.name), status.parent, status.name
 
 
 def _parent(pid: int) -> int:
-    return _facts(PROC / str(pid) / "stat")[1]
-
-
-def _facts(stat: Path) -> tuple[str, int]:
-    """Name and parent of a process; nothing and parent 0 if there is none."""
-    try:
-        text = stat.read_text(errors="replace")
-    except OSError:
-        return "", 0
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    return name, int(rest.split()[1])
+    """The parent's number; 0 if there is no such process."""
+    status = process_status(pid)
+    return 0 if status is None else status.parent

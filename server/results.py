@@ -104,7 +104,7 @@ class Record:
         self.budget.restore(state["budget"])
 
     def total(self) -> float:
-        """Seconds of the run, without those between its end and its resumption."""
+        """Seconds of the run; of a resumed one without those after its last checkpoint."""
         return self.before + time.time() - self.started
 
     def formed(self, members: Mapping[str, Reply]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from chaos.cases import CASES, Case, perform
 
-from deploy import relatives
+from client.process import PROC
 
-pytestmark = pytest.mark.skipif(not relatives.PROC.is_dir(), reason="looks into /proc")
+pytestmark = pytest.mark.skipif(not PROC.is_dir(), reason="looks into /proc")
 
 
 @pytest.fixture(scope="module")

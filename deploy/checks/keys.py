@@ -1,4 +1,7 @@
-"""Plain PEM and OpenSSH files: are keys private, and do keys, certificates and CA fit together?"""
+"""Plain PEM and OpenSSH files: are keys private, and do keys, certificates and CA fit together?
+
+A public key's private one is looked for beside it, under its name, and where `blend keys` puts it.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from deploy.certificates import SOON, host_names
 from deploy.checks import CONFIGURATION, Check, Settings, failure, ok, warning
+from deploy.options import split_address
 
 # No key is longer; what is longer is not read.
 LONGEST = 1_000_000
@@ -39,7 +43,7 @@ class Found:
 
 def keys(settings: Settings) -> Iterator[Check]:
     """One line per file with a key or certificate in the folder, and of the root certificates."""
-    host = settings.superlink.rpartition(":")[0].strip("[]") if settings.superlink else None
+    host = split_address("--superlink", settings.superlink)[0] if settings.superlink else None
     if settings.keys is not None:
         yield from key_folder(Path(settings.keys).expanduser().absolute(), host)
     if settings.root_certificates is not None:
@@ -66,13 +70,9 @@ def key_folder(folder: Path, host: str | None) -> Iterator[Check]:
             checks.append(trouble_or_validity(name, first, trouble))
     for path, key in found.public.items():
         name = f"keys {path.relative_to(folder)}"
-        own = [
-            found.private[p]
-            for p in (path.with_suffix(""), path.with_suffix(".key"))
-            if p in found.private
-        ]
+        own = [found.private[p] for p in _private_paths(path) if p in found.private]
         if own and key not in own:
-            what = "does not belong to the private key beside it"
+            what = "does not belong to the private key of its name"
             checks.append(failure(name, what, "make the pair again", CONFIGURATION))
         else:
             checks.append(ok(name, "public key"))
@@ -92,8 +92,13 @@ def root_certificates(path: Path) -> Check:
     except ValueError:
         advice = "name the file of the CA certificate (-----BEGIN CERTIFICATE-----)"
         return failure(name, f"{path}: holds no PEM certificate", advice, CONFIGURATION)
+    # OpenSSL trusts these alone: CAs, and a server's certificate that nobody else has signed.
+    roots = [c for c in certificates if _is_authority(c) or _signed(c, c)]
+    if not roots:
+        what = f"{path}: holds no CA, but a {_kind(certificates[0])}"
+        return failure(name, what, "name the CA's file, ca.crt", CONFIGURATION)
     renewal = "ask the server's operator for a new one"
-    checks = (validity(name, certificate, renewal) for certificate in certificates)
+    checks = (validity(name, certificate, renewal) for certificate in roots)
     worst = min(checks, key=lambda check: -_rank(check))
     return replace(worst, found=f"{path}: {worst.found}")
 
@@ -207,6 +212,12 @@ def _public_bytes(key: object) -> bytes:
         Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     )
     return encoded
+
+
+def _private_paths(public: Path) -> tuple[Path, ...]:
+    """Where the private key of a public one may lie, the last of `blend keys`."""
+    site = public.parent.parent / "sites" / public.stem
+    return public.with_suffix(""), public.with_suffix(".key"), site / "node.key"
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:

@@ -20,7 +20,8 @@ from deploy.checks import (
     ok,
     warning,
 )
-from deploy.checks.keys import validity
+from deploy.checks.keys import root_certificates, validity
+from deploy.options import split_address
 
 NAME = "SuperLink"
 # Seconds for a connection, and for each answer.
@@ -33,11 +34,10 @@ def superlink(settings: Settings) -> Iterator[Check]:
     """One connection to the SuperLink, if one is named."""
     if settings.superlink is None:
         return
-    host, _, port = settings.superlink.rpartition(":")
-    host = host.strip("[]")
+    host, port = split_address("--superlink", settings.superlink)
     yield begins(NAME, "connecting", "is there a firewall in between?", SUPERLINK)
     try:
-        link = socket.create_connection((host, int(port)), PATIENCE)
+        link = socket.create_connection((host, port), PATIENCE)
     except socket.gaierror:
         yield _unreachable(settings, "its name is unknown here", "check the name, or give its IP")
     except TimeoutError:
@@ -50,9 +50,9 @@ def superlink(settings: Settings) -> Iterator[Check]:
         with link:
             link.settimeout(PATIENCE)
             if settings.root_certificates is None:
-                yield _plain(settings, link, host, int(port))
+                yield _plain(settings, link, host, port)
             else:
-                yield from _encrypted(settings, link, host, int(port))
+                yield from _encrypted(settings, link, host, port)
 
 
 def _plain(settings: Settings, link: socket.socket, host: str, port: int) -> Check:
@@ -100,6 +100,8 @@ def _distrusted(
     where, code = settings.superlink, SUPERLINK
     if error.verify_code in (_NOT_YET, _EXPIRED) and certificate is not None:
         check = validity(NAME, certificate)
+        if check.level != "failure":  # Then it is the CA's time that is over.
+            check = root_certificates(Path(settings.root_certificates or "").expanduser())
         return failure(NAME, f"{where}: {check.found}", check.advice, code)
     if error.verify_code in _OTHER_HOST and certificate is not None:
         names = ", ".join(host_names(certificate)) or "no host"

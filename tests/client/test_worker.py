@@ -23,8 +23,9 @@ from blend_core.errors import ConfigError, RunError, SiteError
 from blend_core.messages import Reply, Request
 from client import link, worker
 from client.channel import connect, private_folder, read_key
+from client.process import Process
 from client.site import Site
-from client.worker import RECORD, Process, Record
+from client.worker import RECORD, Record
 
 ROOT = Path(__file__).parents[2]
 FEDERATION = "fed-1"

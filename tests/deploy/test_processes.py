@@ -17,6 +17,7 @@ import yaml
 
 from blend_core.config import Experiment, ServerConfig, parse_experiment
 from blend_core.errors import BlendError, ConfigError, FormationError, RunError
+from client.process import PROC
 from deploy import engine, relatives
 from deploy.children import Child, Family, telling_lines
 from deploy.engine import Workspace, free_ports, script
@@ -183,7 +184,7 @@ def test_descendants_in_other_sessions_that_ignore_sigterm_are_ended(family, tmp
     assert not is_running(grandchild)
 
 
-@pytest.mark.skipif(not relatives.PROC.is_dir(), reason="orphans are found through /proc")
+@pytest.mark.skipif(not PROC.is_dir(), reason="orphans are found through /proc")
 def test_a_killed_launcher_takes_its_processes_with_it(tmp_path):
     code = (
         "import os, sys, time\nfrom pathlib import Path\n"
@@ -368,7 +369,7 @@ def launch(config_file: Path, out: Path, *options: str) -> subprocess.Popen[str]
     )
 
 
-@pytest.mark.skipif(not relatives.PROC.is_dir(), reason="looks into /proc")
+@pytest.mark.skipif(not PROC.is_dir(), reason="looks into /proc")
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -396,7 +397,7 @@ def test_a_stopped_run_leaves_no_process(config_file, tmp_path, number, code):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not relatives.PROC.is_dir(), reason="looks into /proc")
+@pytest.mark.skipif(not PROC.is_dir(), reason="looks into /proc")
 @pytest.mark.parametrize("victim", ["flower-superlink", "server"])
 def test_the_death_of_the_superlink_or_the_server_ends_the_run_with_code_1(
     config_file, tmp_path, victim

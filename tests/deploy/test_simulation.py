@@ -15,7 +15,8 @@ import yaml
 
 from blend_core.config import parse_experiment
 from blend_core.errors import ConfigError
-from deploy import relatives, simulation
+from client.process import PROC
+from deploy import simulation
 from deploy.simulation import checked_actors, federation_config, ray_environment
 
 EXPERIMENT = parse_experiment({"clients": 5})
@@ -59,7 +60,7 @@ def test_rays_sockets_have_short_paths_even_with_a_long_temporary_folder(monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not relatives.PROC.is_dir(), reason="looks into /proc")
+@pytest.mark.skipif(not PROC.is_dir(), reason="looks into /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_simulation_leaves_no_process_and_no_session(
     tiny_experiment, tower, tmp_path, number

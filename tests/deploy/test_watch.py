@@ -16,12 +16,13 @@ import yaml
 from blend_core.config import ServerConfig
 from blend_core.errors import RunError
 from blend_core.state import write_json_atomic
-from deploy import engine, relatives, watch
+from client.process import PROC
+from deploy import engine, watch
 from deploy.children import Family
 from deploy.relatives import MARKER
 from deploy.watch import Watch
 
-pytestmark = pytest.mark.skipif(not relatives.PROC.is_dir(), reason="looks into /proc")
+pytestmark = pytest.mark.skipif(not PROC.is_dir(), reason="looks into /proc")
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 # Seconds from the death to the end of `blend run`.
