@@ -30,7 +30,7 @@ def setting(tiny_experiment, tower, tmp_path):
     experiment = tiny_experiment(backbone=tower("tower_a").model_dump(), rounds=20)
     described = Backbone.describe(experiment.backbone)
     shared = snapshot(build_method(experiment.method, described, experiment.seed).shared())
-    site = Site("client-00", tmp_path / "state", partition=0)
+    site = Site("client-00", tmp_path / "state", partition=0, verbose_errors=True)
     return experiment, shared, lambda: Node(site, "fed"), site.folder("fed") / LEDGER
 
 

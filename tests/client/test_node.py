@@ -33,7 +33,7 @@ def setting(tiny_experiment, tower, tmp_path):
 
     def node(index: int = 0, federation: str = "fed") -> Node:
         name = f"client-{index:02d}"
-        return Node(Site(name, tmp_path / name, partition=index), federation)
+        return Node(Site(name, tmp_path / name, partition=index, verbose_errors=True), federation)
 
     return experiment, snapshot(method.shared()), node
 

@@ -169,7 +169,10 @@ def test_a_folder_is_read_as_the_experiment_says_unless_the_site_says_otherwise(
 
 
 @pytest.mark.parametrize("code", ["E06", "W04"])
-def test_a_server_learns_the_code_of_unusable_data_and_no_name(tmp_path: Path, code: str) -> None:
-    site = Site("a", tmp_path, tmp_path / "data")
+@pytest.mark.parametrize("data", ["data", None])  # None: images that the server's settings name.
+def test_a_server_learns_the_code_of_unusable_data_and_no_name(
+    tmp_path: Path, code: str, data: str | None
+) -> None:
+    site = Site("a", tmp_path, data and tmp_path / data)
     told = site.for_outside(SiteError(f"{code} /data: ... secret.png"))
     assert str(told) == f"its data is unusable ({code}); its worker.log says why"

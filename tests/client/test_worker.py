@@ -102,7 +102,7 @@ class Home:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     (tmp_path / "fake_node.py").write_text(FAKE_NODE)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path}")
-    home = Home(Site("a", tmp_path / "state", worker_idle=60.0))
+    home = Home(Site("a", tmp_path / "state", worker_idle=60.0, verbose_errors=True))
     yield home
     record = Record.read(home.folder)
     if record is not None and record.process.alive():

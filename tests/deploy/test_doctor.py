@@ -36,7 +36,7 @@ from blend_core.state import KEPT, Generations
 from deploy.checks import Check, Settings, failure, ok, runner, warning
 from deploy.checks import machine as machine_checks
 from deploy.checks import superlink as superlink_checks
-from deploy.checks.keys import keys
+from deploy.checks.keys import keys, root_certificates
 from deploy.checks.model import model, state_bytes
 from deploy.checks.runner import examine, exit_code
 from deploy.checks.site import site
@@ -216,11 +216,11 @@ def test_a_damaged_newest_state_is_found_before_a_run_finds_it(tmp_path):
 class Authority:
     """A CA in a folder, and what it makes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, until=NOW + 365 * DAY) -> None:
         self.folder = folder
         self.key = ec.generate_private_key(ec.SECP384R1())
         self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test CA")])
-        self.certificate = self._sign(self.name, self.key.public_key(), [], NOW + 365 * DAY, True)
+        self.certificate = self._sign(self.name, self.key.public_key(), [], until, True)
         self.path = folder / "ca.crt"
         self.path.write_bytes(self.certificate.public_bytes(Encoding.PEM))
 
@@ -330,6 +330,32 @@ def test_a_key_with_a_passphrase_a_damaged_file_and_an_empty_folder(tmp_path):
     found = key_checks(tmp_path)
     assert "passphrase" in found["keys a.key"].found
     assert found["keys b.pem"].found == "cannot be read: damaged"
+
+
+def test_keys_in_the_layout_of_blend_keys_must_be_pairs_too(tmp_path):
+    key = ec.generate_private_key(ec.SECP384R1())
+    (tmp_path / "sites" / "ward").mkdir(parents=True)
+    (tmp_path / "public-keys").mkdir()
+    write_key(tmp_path / "sites" / "ward" / "node.key", key, form=PrivateFormat.OpenSSH)
+    public = tmp_path / "public-keys" / "ward.pub"
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    assert {check.level for check in key_checks(tmp_path).values()} == {"ok"}
+    other = ec.generate_private_key(ec.SECP384R1()).public_key()
+    public.write_bytes(other.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    check = key_checks(tmp_path)["keys public-keys/ward.pub"]
+    assert check.found == "does not belong to the private key of its name"
+    public.rename(public.with_name("other.pub"))  # Its site was handed over.
+    assert {check.level for check in key_checks(tmp_path).values()} == {"ok"}
+
+
+def test_a_servers_certificate_is_no_root(tmp_path):
+    server, _ = Authority(tmp_path).server("fed.example")
+    check = root_certificates(server)
+    assert (check.level, check.code) == ("failure", 2)
+    assert check.found == f"{server}: holds no CA, but a certificate for fed.example"
+    bundle = tmp_path / "bundle.crt"
+    bundle.write_bytes(server.read_bytes() + (tmp_path / "ca.crt").read_bytes())
+    assert root_certificates(bundle).level == "ok"
 
 
 # The SuperLink
@@ -450,6 +476,16 @@ def test_a_certificate_that_is_refused_says_why(tmp_path, hosts, change, expecte
         check = link_check(f"localhost:{port}", authority.path)
     assert (check.level, check.code) == ("failure", 4)
     assert expected in check.found
+
+
+def test_a_ca_whose_time_is_over_is_told_from_its_servers_certificate(tmp_path):
+    authority = Authority(tmp_path, until=NOW - DAY)
+    with server(authority.server("localhost")) as port:
+        check = link_check(f"localhost:{port}", authority.path)
+    assert (check.level, check.code) == ("failure", 4)
+    day = (NOW - DAY).strftime("%Y-%m-%d")
+    assert f"{authority.path}: CA certificate, expired on {day}" in check.found
+    assert check.advice.startswith("ask the server's operator for a new one")
 
 
 def test_a_wrong_ca_is_named(tmp_path):
@@ -646,7 +682,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind_with_a_line(monkeypatch)
 def test_a_wrong_address_is_wrong_usage(blend):
     code, out, errors = blend("doctor", "--superlink", "server")
     assert (code, out) == (2, "")
-    assert "expected HOST:PORT" in errors
+    assert "must be HOST:PORT" in errors
 
 
 @pytest.mark.slow
