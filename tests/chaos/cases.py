@@ -532,8 +532,15 @@ CASES = (
     ),
     Case(
         "other-version",
-        "a client runs another version of the package",
+        "a client runs another version of the package, which does not know a setting",
         (
+            _fault(
+                "client.node:parse_experiment",
+                "before",
+                "set 0.unknown 1",
+                repeated=True,
+                argv="client-01",
+            ),
             _fault(
                 "blend_core.messages:Reply.pack",
                 "before",
