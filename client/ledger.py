@@ -97,7 +97,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> tuple[list[Entry], list[str]]:
-    """The entries of a ledger, and what is wrong with lines that were left out.
+    """The entries of a ledger, and what is wrong with it: lines that were left out, or none.
 
     A site that was killed may leave half a line.
 
@@ -117,6 +117,8 @@ def read_ledger(path: Path) -> tuple[list[Entry], list[str]]:
             entries.append(Entry.model_validate_json(f"{body}}}"))
         except (ValueError, ValidationError):
             problems.append(f"{path}: line {number} is cut short or damaged, and left out")
+    if not lines:  # A full disk leaves such a file.
+        problems.append(f"{path}: is empty")
     return entries, problems
 
 

@@ -343,6 +343,8 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"{folder}: cannot be created: {error.filename} is a file") from None
     except OSError as error:
         raise StateError(f"{folder}: cannot be created: {error.strerror}") from error
     try:

@@ -144,6 +144,16 @@ def test_a_folder_that_cannot_be_made_is_not_said_to_exist(federation, monkeypat
         certificates.create_federation(federation.parent / "other", ["a.org"], 1, {})
 
 
+@pytest.mark.parametrize("inside", ["new", "deeper/new"])
+def test_a_file_in_the_place_of_the_folder_above_is_named(blend, tmp_path, inside):
+    file = tmp_path / "file"
+    file.write_text("")
+    code, _, error = blend("keys", "create-federation", file / inside, "--host", "a.org")
+    assert code == 2
+    assert "cannot be created: " in error
+    assert " is a file" in error
+
+
 def test_a_site_whose_key_may_have_been_copied_gets_a_new_one_under_its_name(
     federation, site, blend
 ):

@@ -85,6 +85,15 @@ def test_half_a_line_is_a_warning(blend, tmp_path):
     assert len(rows(output)) == 1
 
 
+def test_an_empty_ledger_is_a_warning(blend, tmp_path):
+    write(tmp_path, "north", (1, 1.0))
+    path = write(tmp_path, "south", (1, 1.0))
+    path.write_bytes(b"")
+    code, output, _ = blend("site", "ledger", tmp_path)
+    assert (code, len(rows(output))) == (0, 1)
+    assert f"warning: {path}: is empty" in output
+
+
 def test_a_folder_without_a_ledger_is_named(blend, tmp_path):
     code, _, error = blend("site", "ledger", tmp_path / "none")
     assert code == 2
