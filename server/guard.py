@@ -192,8 +192,12 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
         return "its backbone_sha256 is not a short text"
     if "data" in statistics and not _is_description(statistics["data"]):
         return f"its description of its data is {_shown(statistics['data'])}"
-    if "cold_start" in statistics and not _is_cold_start(statistics["cold_start"]):
-        return f"its cold_start is {one_line(str(statistics['cold_start'])[:80])}"
+    if "cold_start" in statistics:
+        cold = statistics["cold_start"]
+        if not _is_cold_start(cold):
+            return f"its cold_start is {_shown(cold)}"
+        if not _may_start_cold(cold, request):
+            return "it speaks of a cold start that it may not make"
     worker = statistics.get("worker", {"pid": 0, "backbone_loads": 0})
     if not isinstance(worker, dict) or not all(
         type(worker.get(key)) is int and 0 <= worker[key] < 2**31
@@ -214,6 +218,15 @@ def _is_cold_start(value: object) -> bool:
         return False
     lost, used = value["lost"], value["used"]
     return type(lost) is int and type(used) is int and 0 <= used < lost < 10**9
+
+
+def _may_start_cold(cold: Mapping[str, int], request: Request) -> bool:
+    """Whether the client may go on from the round it says instead of the one it lost."""
+    if cold["used"] >= request.last_round:
+        # What it lost is a round of its own that has not counted.
+        return cold["lost"] < request.round
+    allowed = request.experiment.get("state", {}).get("on_missing") == "cold-start"
+    return bool(allowed and cold["lost"] == request.last_round)
 
 
 def _is_description(value: object) -> bool:

@@ -15,12 +15,11 @@ from typing import Protocol
 
 from blend_core import __version__
 from blend_core.backbone import Backbone
-from blend_core.config import DATASET_KINDS, Experiment, clients_per_round
-from blend_core.data import class_names, client_names, dealt_data, prompt_template
+from blend_core.config import Experiment, clients_per_round
+from blend_core.data import class_names, dealt_data, prompt_template
 from blend_core.data.manifest import Manifest
 from blend_core.errors import (
     BlendError,
-    FormationError,
     RunError,
     SiteError,
     described,
@@ -30,14 +29,14 @@ from blend_core.errors import (
 from blend_core.messages import Kind, Reply, Request, Tensors
 from blend_core.methods import build_method
 from blend_core.methods.base import Method, snapshot
-from blend_core.names import is_plain_name
 from blend_core.noise import require_server_key
 from blend_core.randomness import numpy_generator
 from blend_core.state import lock_folder
 from server.aggregation import aggregate
 from server.budget import require_shared
 from server.checkpoints import Checkpoint, Checkpoints, require_same
-from server.guard import disagreement, other_version, outliers, refusal
+from server.formation import Formation
+from server.guard import other_version, outliers, refusal
 from server.journal import Journal
 from server.results import Problem, Record, write_results
 
@@ -213,45 +212,19 @@ class Coordinator:
         )
 
     def form(self) -> None:
-        """Wait until the configured number of clients has joined.
-
-        Raises:
-            FormationError: too few joined in time; names who is missing or was refused. At once,
-                if one of the nodes that we started ourselves is refused.
-            BlendError: a client's own error (its data, its configuration), as it reported it.
-        """
-        wanted, timeout = self.experiment.clients, self.experiment.server.formation_timeout
-        request = self._join_request()
-        known = self._known()
-        # In a federation that we started ourselves every node is ours, and its error final.
-        ours = self.record.engine != "flower"
-        self.journal.write("forming", have=[], want=wanted)
-        refused: list[str] = []
-        for reply in self.transport.join(request, timeout):
-            named = self._is_client(reply.client)
-            reason = other_version(reply)
-            if reply.error is not None and reason is None and (named or ours):
-                whose = f"{reply.client}: " if named else ""
-                raise error_from_code(whose + one_line(reply.error), reply.exit_code)
-            reason = reason or reply.error or self.unfit(reply)
-            if reason is not None:
-                client, reason = one_line(reply.client, 80), one_line(reason)
-                refused.append(f"{client}: {reason}")
-                self.refuse_node(client, reason)
-                if ours:  # There are as many nodes as clients, so nobody can take its place.
-                    raise FormationError(f"refused {client}: {reason}")
-                continue
-            self.members[reply.client] = reply
-            self.journal.write("forming", have=sorted(self.members), want=wanted)
-            if len(self.members) == wanted:
-                break
-        if len(self.members) < wanted:
-            names = set(known or ()) - set(self.members)
-            missing = ", ".join(sorted(names)) or f"{wanted - len(self.members)} more"
-            raise FormationError(
-                f"{len(self.members)} of {wanted} clients joined within {timeout:.0f} s; missing: "
-                f"{missing}" + "".join(f"; refused {reason}" for reason in refused)
-            )
+        """Wait until the configured number of clients has joined; see `Formation.gather`."""
+        self.formation = Formation(
+            self.experiment,
+            self.federation,
+            self.expected,
+            self.method.private(),
+            self._partition,
+            self.record.engine != "flower",
+            self.journal,
+            self.refuse_node,
+        )
+        self.formation.gather(self.transport)
+        self.members = self.formation.members
         for client, reply in sorted(self.members.items()):
             if reply.train_images == 0:
                 self.warn(f"{client} has no training images and only evaluates")
@@ -260,27 +233,7 @@ class Coordinator:
 
     def unfit(self, reply: Reply) -> str | None:
         """Why a client that joins, now or in mid-run, may not take part; None if it may."""
-        if not self._is_client(reply.client):
-            return "no client of this experiment has that name"
-        reason = self._refusal(reply, self._join_request(), reply.client)
-        if reason is not None:
-            return reason
-        # Of shapes all must agree with the first: each renders them itself.
-        manifest = "" if self.experiment.data.kind == "folders" else None
-        if self.experiment.data.kind in DATASET_KINDS and self._partition is not None:
-            manifest = self._partition.sha256()
-        return disagreement(reply, next(iter(self.members.values()), reply), manifest)
-
-    def _join_request(self) -> Request:
-        return Request("join", self.federation, 0, self.experiment.to_json(), evaluate=True)
-
-    def _known(self) -> list[str]:
-        """The names that clients may have; none: any."""
-        return self.expected or client_names(self.experiment) or []
-
-    def _is_client(self, name: str) -> bool:
-        known = self._known()
-        return is_plain_name(name) and (not known or name in known)
+        return self.formation.unfit(reply)
 
     def round(self, round: int, shared: Tensors) -> Tensors:
         """One round: sample, ask, guard, average, checkpoint. Returns the new shared tensors.
@@ -434,18 +387,7 @@ class Coordinator:
             self.record.cold_starts.append({"round": reply.round, "client": client, **cold})
 
     def _refusal(self, reply: Reply, request: Request, client: str) -> str | None:
-        private = self.method.private()
-        reason = refusal(reply, request, client, private, self.experiment.server)
-        cold = reply.statistics.get("cold_start")
-        if reason is not None or cold is None:
-            return reason
-        if cold["used"] >= request.last_round:
-            # What it lost is a round of its own that has not counted.
-            allowed = cold["lost"] < request.round
-        else:
-            allowed = cold["lost"] == request.last_round
-            allowed = allowed and self.experiment.state.on_missing == "cold-start"
-        return None if allowed else "it speaks of a cold start that it may not make"
+        return refusal(reply, request, client, self.method.private(), self.experiment.server)
 
     def _requests(
         self, kind: Kind, round: int, shared: Tensors, clients: list[str], evaluate: bool

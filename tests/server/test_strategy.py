@@ -209,7 +209,7 @@ def test_a_site_that_comes_back_with_another_version_is_refused_by_it(coordinato
 
 def test_who_joins_in_mid_run_must_fit_as_those_who_formed_the_federation(coordinator):
     def of(name: str, backbone: str, **changes) -> Reply:
-        reply = honest(1)(name, run._join_request())
+        reply = honest(1)(name, run.formation.request)
         reply.statistics["backbone_sha256"] = backbone
         for key, value in changes.items():
             setattr(reply, key, value)
