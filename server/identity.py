@@ -23,8 +23,10 @@ IDENTITIES = "identities.json"
 class Node(Protocol):
     """What we use of Flower's `NodeInfo`."""
 
+    node_id: int
     name: str
     public_key: bytes
+    last_activated_at: str
 
 
 class Identities:

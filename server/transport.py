@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -25,18 +26,44 @@ SHORTEST_TTL = 1.0
 MESSAGE_TYPES = {"join": "query", "train": "train", "evaluate": "evaluate"}
 
 
+@dataclass
+class _Visit:
+    """A node from when it is first seen until it goes offline or is started again.
+
+    Attributes:
+        info: what Flower says of the node.
+        turned_away: it is never asked for anything.
+        message: id of the request to join that it has not answered yet.
+        lost: how often such a request was lost on the way to its reply.
+        reply: its answer to the request to join.
+        told: whether that answer has been handed on.
+        admitted: it may be asked for more: it has joined, and fits.
+        second: somebody was told that another node has its name.
+    """
+
+    info: Node
+    turned_away: bool = False
+    message: str | None = None
+    lost: int = 0
+    reply: Reply | None = None
+    told: bool = False
+    admitted: bool = False
+    second: bool = False
+
+
 class FlowerTransport:
     """Reaches clients by name over Flower's messages.
 
-    Flower's node ids change when a SuperNode restarts; names do not. Every node that appears is
-    asked to join, and the node that answered with a name is where that name's requests go.
+    A SuperNode without a registered key gets a new node id at every start, one with a key keeps
+    its own; names stay in both cases. Every node that appears, or appears again, is asked to
+    join, and the node that answered with a name is where that name's requests go.
 
     Args:
         grid: Flower's way to the nodes.
         identities: whose key may speak for which client; unset: any node for any.
 
     Attributes:
-        nodes: client -> the node that answers for it.
+        nodes: client -> the node that last joined under its name; it may have gone since.
         unfit: why a client that joins, by its reply, may not take part; None: it may. Such a node
             is never asked for more.
         on_refused: told (who, why) of a node that may not take part, or not with its name; in
@@ -51,12 +78,8 @@ class FlowerTransport:
         self.unfit: Callable[[Reply], str | None] = lambda reply: None
         self.on_refused: Callable[[str, str], None] = _log_refusal
         self.on_warning: Callable[[str], None] = logger.warning
-        self._known: dict[int, Node] = {}
-        self._asked: set[int] = set()
-        self._joining: dict[str, int] = {}
-        # How often a node was asked to join again.
-        self._repeated: dict[int, int] = {}
-        self._second: dict[int, Reply] = {}
+        # The nodes that are online.
+        self._visits: dict[int, _Visit] = {}
         self._join_request: Request | None = None
 
     def join(self, request: Request, timeout: float) -> Iterator[Reply]:
@@ -64,6 +87,7 @@ class FlowerTransport:
         self._join_request = request
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
+            self._look()
             yield from self._joined(deadline)
             time.sleep(POLL_SECONDS)
 
@@ -73,17 +97,20 @@ class FlowerTransport:
         A client whose node is gone is waited for: when that node is back, or another one appears
         with its name, it is sent the same request again. So is one whose ClientApp process died
         or whose message was dropped, `REPETITIONS` times at most: its round is done again from
-        the same state, with the same result.
+        the same state, with the same result. A node that could not join for an error of its site
+        gets another chance in every call.
         """
         deadline = time.monotonic() + timeout
         sent: dict[str, str] = {}
         repeated = dict.fromkeys(requests, 0)
         # Clients to send to, as soon as their node is there.
         due = set(requests)
+        for visit in self._visits.values():
+            if visit.told and visit.reply is not None and visit.reply.error is not None:
+                visit.reply, visit.told = None, False
         while (sent or due) and time.monotonic() < deadline:
-            # Asked only while someone is due: `_joined` asks Flower the same in every pass.
-            online = set(self.grid.get_node_ids()) if due else set()
-            for client in sorted(c for c in due if self.nodes[c] in online):
+            self._look()
+            for client in sorted(c for c in due if self._is_there(c)):
                 message_id = self._push(requests[client], self.nodes[client], deadline)
                 if message_id is not None:
                     sent[message_id] = client
@@ -122,69 +149,78 @@ class FlowerTransport:
             if not heard:
                 time.sleep(POLL_SECONDS)
 
-    def _joined(self, deadline: float) -> Iterator[Reply]:
-        """Replies of nodes that are new since the last call; keeps `nodes` up to date.
+    def _is_there(self, client: str) -> bool:
+        """Whether the client's node is online and has joined since it was started."""
+        visit = self._visits.get(self.nodes[client])
+        return visit is not None and visit.admitted
 
-        A name belongs to its node for as long as that is online. A second node with the name is
-        kept in mind, for the first may have been killed a moment ago.
+    def _look(self) -> None:
+        """Bring `_visits` up to date: whoever was away or has started again is a new visitor."""
+        online = {info.node_id: info for info in self.grid.get_nodes()}
+        for node, visit in list(self._visits.items()):
+            if node not in online or _started(online[node]) != _started(visit.info):
+                del self._visits[node]
+        for node in sorted(online.keys() - self._visits.keys()):
+            visit = self._visits[node] = _Visit(online[node])
+            reason = self.identities and self.identities.stranger(visit.info)
+            if reason:
+                visit.turned_away = True
+                self.on_refused(_label(node), reason)
+
+    def _joined(self, deadline: float) -> Iterator[Reply]:
+        """Answers of nodes to the request to join, once each; keeps `nodes` up to date.
+
+        A name belongs to its node for as long as that is online. A second node with the name has
+        to wait, for the first may have been killed a moment ago. What a caller that stops early
+        has not been told, the next one is.
         """
         if self._join_request is None:
             return
-        online = set(self.grid.get_node_ids())
-        for node in self._newcomers(online - self._asked):
-            message_id = self._push(self._join_request, node, deadline)
-            if message_id is not None:
-                self._asked.add(node)
-                self._joining[message_id] = node
-        fresh = {}
-        for message in self.grid.pull_messages(list(self._joining)) if self._joining else ():
-            node = self._joining.pop(message.metadata.reply_to_message_id)
+        for node, visit in sorted(self._visits.items()):
+            if not visit.turned_away and visit.message is None and visit.reply is None:
+                visit.message = self._push(self._join_request, node, deadline)
+        asked = {visit.message: n for n, visit in self._visits.items() if visit.message}
+        for message in self.grid.pull_messages(list(asked)) if asked else ():
+            node = asked[message.metadata.reply_to_message_id]
+            visit = self._visits[node]
+            visit.message = None
             if _node_gone(message):
-                self._asked.discard(node)
-            elif _lost(message) and self._repeated.get(node, 0) < REPETITIONS:
-                self._repeated[node] = self._repeated.get(node, 0) + 1
-                self._asked.discard(node)
-            elif self._entitled(reply := _reply(message, self._join_request, _label(node)), node):
-                fresh[node] = reply
-        for node, reply in {**self._second, **fresh}.items():
-            self._second.pop(node, None)
-            if node not in online:
                 continue
-            if self.nodes.get(reply.client, node) in online - {node}:
-                if node in fresh:
+            if _lost(message) and visit.lost < REPETITIONS:
+                visit.lost += 1
+                continue
+            reply = _reply(message, self._join_request, _label(node))
+            if self._entitled(reply, node):
+                visit.reply = reply
+            else:
+                visit.turned_away = True
+        for node, visit in sorted(self._visits.items()):
+            if visit.reply is None or visit.told:
+                continue
+            client = visit.reply.client
+            if self.nodes.get(client, node) in self._visits.keys() - {node}:
+                if not visit.second:
+                    visit.second = True
                     self.on_warning(
-                        f"{one_line(reply.client, 80)}: a second SuperNode (node {node}) has this "
-                        "name; it is not used as long as the first one is there"
+                        f"{one_line(client, 80)}: a second SuperNode (node {node}) has this name; "
+                        "it is not used as long as the first one is there"
                     )
-                self._second[node] = reply
                 continue
-            if reply.error is None and self.unfit(reply) is None:
-                self.nodes[reply.client] = node
+            visit.told = True
+            if visit.reply.error is None and self.unfit(visit.reply) is None:
+                visit.admitted = True
+                self.nodes[client] = node
                 if self.identities is not None:
-                    self.identities.bind(reply.client, self._known[node])
+                    self.identities.bind(client, visit.info)
                     if (doubt := self.identities.doubt()) is not None:
                         self.on_warning(doubt)
-            yield reply
-
-    def _newcomers(self, nodes: set[int]) -> Iterator[int]:
-        """Those of the nodes that may be asked to join, in rising order."""
-        if self.identities is None or not nodes:
-            yield from sorted(nodes)
-            return
-        self._known |= {i.node_id: i for i in self.grid.get_nodes() if i.node_id in nodes}
-        for node in sorted(nodes & self._known.keys()):
-            reason = self.identities.stranger(self._known[node])
-            if reason is None:
-                yield node
-            else:
-                self._asked.add(node)
-                self.on_refused(_label(node), reason)
+            yield visit.reply
 
     def _entitled(self, reply: Reply, node: int) -> bool:
         """Whether a node may speak for the client that it names."""
         if self.identities is None or reply.client == _label(node):
             return True
-        reason = self.identities.refusal(reply.client, self._known[node])
+        reason = self.identities.refusal(reply.client, self._visits[node].info)
         if reason is not None:
             self.on_refused(one_line(reply.client, 80), one_line(f"node {node}: {reason}"))
         return reason is None
@@ -199,8 +235,16 @@ class FlowerTransport:
         message = Message(
             content, node, MESSAGE_TYPES[request.kind], ttl=left, group_id=str(request.round)
         )
-        (pushed,) = list(self.grid.push_messages([message])) or (None,)
-        return str(pushed) if pushed else None
+        pushed = list(self.grid.push_messages([message]))
+        if not pushed:  # Flower's word for a message that is too large; see `HttpGrid`.
+            size = vector.nbytes + len(header)
+            raise RunError(f"the SuperLink does not take a message of {size:,} bytes")
+        return str(pushed[0]) if pushed[0] else None
+
+
+def _started(info: Node) -> str:
+    """What tells one start of a node from the next, where its id does not."""
+    return str(info.last_activated_at)
 
 
 def _label(node: int) -> str:

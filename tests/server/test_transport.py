@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.task_identity import TaskIdentity
 
-from blend_core.errors import SiteError
+from blend_core.errors import RunError, SiteError
 from blend_core.messages import Reply, Request, failure
 from blend_core.state import StateError
 from server.identity import IDENTITIES, Identities, fingerprint
@@ -42,16 +42,20 @@ class Grid:
         self.nodes = dict(nodes)
         # Names under which keys were registered; other nodes registered themselves.
         self.registered = dict(registered)
+        # When nodes were started; who has a registered key keeps its id over restarts.
+        self.activated: dict[int, str] = {}
         self.replies: dict[str, Message] = {}
         self.sent: list[tuple[int, str]] = []
-
-    def get_node_ids(self) -> list[int]:
-        return list(self.nodes)
 
     def get_nodes(self) -> list[NodeInfo]:
         """What Flower's Runtime API answers; every node has a key of its own."""
         return [
-            NodeInfo(node_id=n, name=self.registered.get(n), public_key=public_key(n))
+            NodeInfo(
+                node_id=n,
+                name=self.registered.get(n),
+                public_key=public_key(n),
+                last_activated_at=self.activated.get(n, ""),
+            )
             for n in self.nodes
         ]
 
@@ -223,7 +227,8 @@ def test_a_client_whose_node_went_offline_is_waited_for_not_refused():
     # A node with its name waits until the first is known to be offline.
     grid.nodes[2] = named("a")
     online = chain([{1, 2}] * 6, repeat({2}))
-    grid.get_node_ids = lambda: next(online)
+    everybody = grid.get_nodes
+    grid.get_nodes = lambda: [i for now in [next(online)] for i in everybody() if i.node_id in now]
     client, reply = next(replies)
     assert (client, reply.error, reply.shared["w"].tolist()) == ("a", None, [2, 3])
     assert grid.sent.count((2, "query")) == 1
@@ -367,6 +372,76 @@ def test_a_node_that_joins_in_mid_run_is_asked_only_if_it_fits():
     grid.nodes[5] = named("a")
     assert list(dict(transport.ask({"a": train(2)}, 5.0))) == ["a"]
     assert transport.nodes["a"] == 5
+
+
+def fails_to_join(name: str, times: int):
+    """A node whose site has trouble at its first requests to join."""
+    left = [failure("join", 0, name, SiteError("out of memory in loading"))] * times
+
+    def node(request: Request) -> RecordDict:
+        return content(left.pop()) if request.kind == "join" and left else named(name)(request)
+
+    return node
+
+
+def test_a_client_that_came_back_with_an_error_has_another_chance_in_the_next_round():
+    grid = Grid({1: named("a")})
+    transport = FlowerTransport(grid)
+    joined(transport, 1)
+    del grid.nodes[1]
+    grid.nodes[2] = fails_to_join("a", 2)
+    for round in (1, 2):
+        ((_, reply),) = transport.ask({"a": train(round)}, 5.0)
+        assert reply.error == "out of memory in loading"
+    ((_, reply),) = transport.ask({"a": train(3)}, 5.0)
+    assert (reply.error, reply.shared["w"].tolist()) == (None, [2, 3])
+    assert grid.sent.count((2, "query")) == 3
+
+
+def test_a_node_that_is_started_again_under_its_id_is_asked_to_join_again():
+    """With a registered key; its operator has corrected what it was refused for."""
+    grid = Grid({1: fails_to_join("a", 1)})
+    grid.activated[1] = "10:00"
+    transport = FlowerTransport(grid)
+    replies = transport.join(JOIN, 5.0)
+    assert next(replies).error == "out of memory in loading"
+    grid.activated[1] = "10:05"
+    assert next(replies).error is None
+    # In mid-run it is judged again before it is asked for anything.
+    grid.activated[1] = "10:10"
+    transport.unfit = lambda reply: "its partition is another"
+    refused: list[str] = []
+    transport.on_refused = lambda who, why: refused.append(f"{who}: {why}")
+    assert list(transport.ask({"a": train(1)}, 0.5)) == []
+    assert refused == ["a: its partition is another"]
+    assert (1, "train") not in grid.sent
+    # Also where it was away for a moment and Flower does not say since when it is back.
+    transport.unfit = lambda reply: None
+    info = grid.nodes.pop(1)
+    assert list(transport.ask({"a": train(2)}, 0.3)) == []
+    grid.nodes[1] = info
+    assert list(dict(transport.ask({"a": train(3)}, 5.0))) == ["a"]
+
+
+def test_what_nobody_was_told_when_the_federation_had_formed_is_not_forgotten():
+    grid = Grid({1: named("a"), 2: named("b"), 3: named("c")})
+    transport = FlowerTransport(grid)
+    # All three answers have come when the coordinator has enough.
+    assert joined(transport, 1) == ["a"]
+    del grid.nodes[1]
+    grid.nodes[4] = named("a")
+    assert list(dict(transport.ask({"a": train(1)}, 5.0))) == ["a"]
+    assert transport.nodes == {"a": 4, "b": 2, "c": 3}
+    assert grid.sent.count((2, "query")) == grid.sent.count((3, "query")) == 1
+
+
+def test_a_message_that_is_too_large_ends_the_wait_with_its_size():
+    grid = Grid({1: named("a")})
+    transport = FlowerTransport(grid)
+    joined(transport, 1)
+    grid.push_messages = lambda messages: []  # What Flower's grid makes of HTTP 413.
+    with pytest.raises(RunError, match=r"the SuperLink does not take a message of \d+ bytes"):
+        list(transport.ask({"a": train(1)}, 5.0))
 
 
 def test_a_node_that_does_not_fit_takes_no_name_when_the_federation_forms():
