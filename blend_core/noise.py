@@ -80,8 +80,8 @@ def _key(folder: Path) -> int:
         return int(text, 16)
     except ValueError:
         raise StateError(
-            f"{path}: is damaged; delete it, and a new one is drawn (rounds that are done again "
-            "then get other noise)"
+            f"{path}: is damaged; restore it from a backup (before the first round, delete it: a "
+            "new one is drawn)"
         ) from None
 
 

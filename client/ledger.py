@@ -1,4 +1,5 @@
-"""A site's own record of what left it: one line in `ledger.jsonl` per reply, before it leaves.
+"""A site's own record of what left it: one line in `ledger.jsonl` per reply of its node,
+before it leaves. What answers where the node could not be asked carries nothing but an error line.
 
 A line means that a reply left, or was about to when the site was killed. A round that is done again
 gives a second line; its hash must be the first one's. Names of tensors are written out in full in

@@ -54,7 +54,7 @@ def ask(
         The reply, which may carry an error of the site.
 
     Raises:
-        RunError: no reply in time.
+        RunError: no reply in time, from a worker that was there.
         SiteError: the state folder is unusable or used by another SuperNode's worker, or the
             worker cannot be started or died again and again.
         ConfigError: the worker's installation has another version than this process.

@@ -135,6 +135,8 @@ class Node:
         statistics["train_span"] = [start, time.time()]
         private, shared = snapshot(method.private()), snapshot(method.shared())
         kept = {f"{UPLOAD}{n}": v for n, v in shared.items()} if method.keeps_uploads else {}
+        # One more than the server may go back to: it may have died before it heard of this round.
+        self.generations.keep = loaded.experiment.server.keep_checkpoints + 1
         # Durable before the reply: the server may commit the round as soon as it hears of it.
         self.generations.save(request.round, {**private, **kept}, loaded.state_header)
         statistics["private_sha256"] = tensors_sha256(private)
@@ -323,6 +325,7 @@ class _Loaded:
         held = file_stamp(holdout_file) if holdout_file else ""
         if (images, held) == self._stamp:
             return
+        self._stamp = None  # Until all that follows has been read together.
         memory = experiment.data.image_memory if site.image_memory is None else site.image_memory
         try:
             self.data: ClientData = load_client_data(

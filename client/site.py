@@ -1,6 +1,6 @@
 """One site: its name, where its data and state lie, and how its worker behaves.
 
-A site is known by its client name, never by Flower's node id, which is new after every restart.
+A site is known by its client name, never by Flower's node id, which may be new after a restart.
 Imports neither torch nor Flower: the ClientApp loads it in every message's process.
 """
 
@@ -98,7 +98,7 @@ class Site:
         else:
             what = f"it failed ({type(error).__name__})"
         kind = SiteError if isinstance(error, SiteError) else RunError
-        return kind(f"{what}; its worker.log says why")
+        return kind(f"{what}; its log says why")
 
     def folder(self, federation: str) -> Path:
         """Where this site keeps its private state of one federation.
@@ -127,20 +127,12 @@ class Site:
         )
 
     @classmethod
-    def from_node_config(
-        cls,
-        node_config: Mapping[str, Scalar],
-        default_state_dir: Path | None = None,
-        name: str | None = None,
-    ) -> Site:
-        """Read the node config of a SuperNode or of a simulated node.
+    def from_node_config(cls, node_config: Mapping[str, Scalar]) -> Site:
+        """Read the node config of a SuperNode.
 
         Args:
             node_config: Flower's `context.node_config`. Relative paths count from the current
                 folder, which a ClientApp shares with its SuperNode.
-            default_state_dir: used when there is no `state-dir`.
-            name: the client name where the data decide it (one folder per client); it wins over
-                `client-name` and over the name derived from `partition-id` (client-00, ...).
 
         Raises:
             ConfigError: unknown key, wrong type or value, no name or no `state-dir`.
@@ -165,17 +157,17 @@ class Site:
             raise ConfigError(
                 f"node config prompt-template = {template!r}: must contain {{}} exactly once"
             )
-        given = _text(node_config, "client-name")
-        if name is None and given is None and partition is not None:
+        name = _text(node_config, "client-name")
+        if name is None and partition is not None:
             name = client_name(partition, partitions)
-        state_dir = _path(node_config, "state-dir") or default_state_dir
+        state_dir = _path(node_config, "state-dir")
         if state_dir is None:
             raise ConfigError(
                 "node config state-dir: missing; name a folder that survives restarts, "
                 'e.g. state-dir="/var/lib/blend"'
             )
         return cls(
-            name=checked_name("node config client-name", name if name is not None else given),
+            name=checked_name("node config client-name", name),
             state_dir=_absolute(state_dir),
             data_dir=_path(node_config, "data-dir"),
             partition=partition,

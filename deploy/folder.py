@@ -104,7 +104,7 @@ def resumable(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if Checkpoints(folder).finished_round():
+        if Checkpoints(folder).newest_round():
             error.add_note(
                 f"every finished round is kept: blend run --resume {shlex.quote(str(folder))}"
             )

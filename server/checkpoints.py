@@ -41,6 +41,7 @@ class Checkpoint:
         experiment: the resolved experiment, as JSON data.
         shared: the shared tensors by name.
         uploads: client -> its newest accepted upload, where the method or settings keep them.
+        upload_images: client -> training images behind its upload, if stale ones are averaged.
         last_round: client -> newest round of which its reply entered a mean.
         record: what the results are made of so far, as JSON data.
         members: names of the clients; empty before they have joined.
@@ -53,6 +54,7 @@ class Checkpoint:
     experiment: dict[str, Any]
     shared: Tensors
     uploads: dict[str, Tensors] = field(default_factory=dict)
+    upload_images: dict[str, int] = field(default_factory=dict)
     last_round: dict[str, int] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
     members: list[str] = field(default_factory=list)
@@ -73,8 +75,8 @@ class Checkpoints:
         """Whether there is any, damaged or not."""
         return bool(self.generations.rounds())
 
-    def finished_round(self) -> int:
-        """The newest round that has one; 0 if there is none yet."""
+    def newest_round(self) -> int:
+        """The newest round that has one, damaged or not; 0 if there is none yet."""
         return max(self.generations.rounds(), default=0)
 
     def save(self, checkpoint: Checkpoint) -> None:

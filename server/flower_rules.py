@@ -72,7 +72,7 @@ def central(
         StateError: the key cannot be used, or is gone although rounds are done.
     """
     privacy = experiment.privacy
-    require_server_key(experiment, folder, Checkpoints(folder).finished_round())
+    require_server_key(experiment, folder, Checkpoints(folder).newest_round())
     changes = [replied[client] for client in sorted(replied)]
     # A round may be done again after it was released, with others who reply. With the same noise
     # the difference of both means would be bare.

@@ -13,7 +13,8 @@ from blend_core.errors import one_line
 from blend_core.messages import Reply, Request, Tensors, flatten
 from blend_core.names import is_plain_name
 
-# All that a reply may say beside its tensors; whatever else it holds would reach the results.
+# All that a reply that counts may say beside its tensors; what else it holds would reach the
+# results. One with an error does not count; of it "state" is read, too (`Coordinator._note_lost`).
 STATISTICS = {
     "backbone_sha256",
     "cold_start",

@@ -1,12 +1,14 @@
 """The server's run: form the federation, rounds, final evaluation. Knows no transport.
 
 Read `Coordinator.round` for one server round from top to bottom. The three engines run this same
-code; they differ only in the transport that carries requests to clients and replies back.
+code; they differ in the transport that carries requests to clients and replies back, and in whose
+the nodes are: where we started all of them, the first that is refused ends the run.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -44,6 +46,12 @@ CHOSEN_ON_TEST = (
     "evaluation.select best-local-test chooses a round by its test images; it is shown beside the "
     "last round, which stays the result"
 )
+# Flower ends a ServerApp by a signal, whatever its reason.
+STOPPED = (
+    "stopped from outside: by flwr stop, by a signal, or by the SuperLink, which took the ServerApp "
+    "for dead (a clock that was set?); it can be resumed"
+)
+STOPPED_CODE = 128 + signal.SIGTERM
 
 
 class Transport(Protocol):
@@ -65,7 +73,7 @@ class Coordinator:
         out: folder for events, checkpoints and results.
         federation: names the federation whose private states the sites keep; a resumed run has
             that of its checkpoint.
-        engine: name of the engine, for the results.
+        engine: name of the engine; in all but "flower" every node was started by us.
         started: unix time at which the user started the run; unset: now.
         echo: takes a line for people per event; unset: nothing is said.
         resume: go on after the newest checkpoint in `out`, if there is one.
@@ -95,6 +103,8 @@ class Coordinator:
         self.members: dict[str, Reply] = {}
         # Newest accepted upload of each client, if the method or the settings want them kept.
         self.uploads: dict[str, Tensors] = {}
+        # Number of training images behind each of them.
+        self.upload_images: dict[str, int] = {}
         # Newest round of each client that entered a mean.
         self.last_round: dict[str, int] = {}
 
@@ -125,6 +135,9 @@ class Coordinator:
         with lock_folder(self.checkpoints.generations.folder):
             try:
                 self._run()
+            except (SystemExit, KeyboardInterrupt):
+                self.journal.write("failed", message=STOPPED, exit_code=STOPPED_CODE)
+                raise
             except BaseException as error:
                 code = error.exit_code if isinstance(error, BlendError) else RunError.exit_code
                 self.journal.write("failed", message=described(error), exit_code=code)
@@ -166,7 +179,7 @@ class Coordinator:
             StateError: there are checkpoints, but all are damaged, or `noise.key` is gone.
         """
         if self.resume:
-            require_server_key(self.experiment, self.out, self.checkpoints.finished_round())
+            require_server_key(self.experiment, self.out, self.checkpoints.newest_round())
         found = self.checkpoints.newest(self.warn) if self.resume else None
         if found is None:
             if self.resume:
@@ -178,9 +191,13 @@ class Coordinator:
         if found.version != __version__:
             self.warn(f"the run was begun with version {found.version}, this is {__version__}")
         self.federation, self.uploads = found.federation, found.uploads
-        self.last_round = found.last_round
+        self.last_round, self.upload_images = found.last_round, found.upload_images
         self.expected = found.members
         self.record.restore(found.record)
+        # Rounds whose checkpoints are damaged were released, and are again, with other noise if
+        # other clients answer: they count twice.
+        for _ in range(found.round, self.checkpoints.newest_round()):
+            self.record.budget.spend(found.members)
         self.record.resumed_after.append(found.round)
         self.journal.write("resumed", round=found.round, of=self.experiment.rounds)
         return found.round, found.shared
@@ -205,6 +222,7 @@ class Coordinator:
                 experiment=self.experiment.to_json(),
                 shared=shared,
                 uploads=self.uploads,
+                upload_images=self.upload_images,
                 last_round=self.last_round,
                 record=self.record.state(),
                 members=sorted(self.members) or self.expected,
@@ -262,13 +280,13 @@ class Coordinator:
         stale = self.experiment.server.aggregate_stale
         if self.method.keeps_uploads or stale:
             self.uploads |= uploads
-        averaged = self.uploads if stale else uploads
-        images = {c: self.members[c].train_images for c in averaged} | {
-            c: reply.train_images for c, reply in replies.items()
-        }
+        images = {client: reply.train_images for client, reply in replies.items()}
+        if stale:
+            self.upload_images |= images
+            uploads, images = self.uploads, self.upload_images
         budget = self.record.budget
         shared = aggregate(
-            self.experiment, round, shared, averaged, images, len(clients), budget, self.out
+            self.experiment, round, shared, uploads, images, len(clients), budget, self.out
         )
         self.last_round |= dict.fromkeys(replies, round)
         metrics = self.record.round_done(round, start, requests, replies, problems)

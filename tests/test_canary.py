@@ -223,7 +223,7 @@ def test_no_error_of_a_site_lets_its_names_out(small, tmp_path):
     federation.transport.ask = spoil
     federation.coordinator.run()
     events = (federation.out / "events.jsonl").read_text()
-    told = '"client": "north", "reason": "its data is unusable (E06); its worker.log says why"'
+    told = '"client": "north", "reason": "its data is unusable (E06); its log says why"'
     assert told in events
     assert federation.leaks("") == []
 

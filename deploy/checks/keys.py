@@ -98,8 +98,10 @@ def root_certificates(path: Path) -> Check:
         what = f"{path}: holds no CA, but a {_kind(certificates[0])}"
         return failure(name, what, "name the CA's file, ca.crt", CONFIGURATION)
     renewal = "ask the server's operator for a new one"
-    checks = (validity(name, certificate, renewal) for certificate in roots)
-    worst = min(checks, key=lambda check: -_rank(check))
+    checks = [validity(name, certificate, renewal) for certificate in roots]
+    # A bundle may hold an old CA beside its successor.
+    usable = [check for check in checks if check.level != "failure"] or checks
+    worst = max(usable, key=_rank)
     return replace(worst, found=f"{path}: {worst.found}")
 
 

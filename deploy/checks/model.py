@@ -144,7 +144,6 @@ def state_bytes(experiment: Experiment) -> tuple[int, int]:
     """Bytes of all checkpoints of a server, and of all generations of one site; float32."""
     from blend_core.backbone import Backbone
     from blend_core.methods import build_method
-    from blend_core.state import KEPT
 
     method = build_method(
         experiment.method, Backbone.describe(experiment.backbone), experiment.seed
@@ -153,8 +152,10 @@ def state_bytes(experiment: Experiment) -> tuple[int, int]:
     kept = method.keeps_uploads or experiment.server.aggregate_stale
     shared = counts["shared"] * (1 + experiment.clients * kept)
     private = counts["private"] + counts["shared"] * method.keeps_uploads
-    # One more than is kept: the newest is written before the oldest goes.
-    return 4 * shared * (experiment.server.keep_checkpoints + 1), 4 * private * (KEPT + 1)
+    kept = experiment.server.keep_checkpoints
+    # One more than is kept, for the newest is written before the oldest goes. A site keeps one
+    # more than the server, and as many that a resumed run has abandoned.
+    return 4 * shared * (kept + 1), 4 * private * (2 * (kept + 1) + 1)
 
 
 def _space(name: str, folder: Path, needed: int) -> Check:

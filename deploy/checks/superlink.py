@@ -73,7 +73,9 @@ def _encrypted(settings: Settings, link: socket.socket, host: str, port: int) ->
     try:
         context = ssl.create_default_context(cafile=Path(given or "").expanduser())
     except (OSError, ssl.SSLError):
-        return  # The check of this file says why.
+        # The check of this file says why.
+        yield warning(NAME, f"{where} answers; not tried with TLS", "name the CA's file first")
+        return
     try:
         with context.wrap_socket(link, server_hostname=host) as secure:
             certificate = x509.load_der_x509_certificate(secure.getpeercert(True) or b"")

@@ -27,16 +27,25 @@ def ask(tmp_path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(client.link, "ask", worker)
 
-    def hand(request: Request, change: str = "") -> tuple[Reply, list[float]]:
+    def hand(request: Request, change: str = "", config: Any = None) -> tuple[Reply, list[float]]:
         header, vector = request.pack()
         assert vector.size == 0
         if change:
             header = header.replace('"federation"', f'"{change}"', 1)
         message = SimpleNamespace(content=RecordDict({"message": ConfigRecord({"header": header})}))
-        config = {"client-name": "a", "state-dir": str(tmp_path), "data-dir": str(tmp_path)}
+        if config is None:
+            config = {"client-name": "a", "state-dir": str(tmp_path), "data-dir": str(tmp_path)}
         return answer(message, SimpleNamespace(node_config=config, node_id=7)), waits
 
     return hand
+
+
+@pytest.mark.parametrize("config", [{}, {"partition-id": 0, "num-partitions": 2}])
+def test_a_supernode_without_a_state_folder_is_no_simulated_client(ask, config):
+    """It would keep its state where the server says, and follow no policy."""
+    reply, waits = ask(Request("join", "fed", 0, EXPERIMENT), config=config)
+    assert (reply.client, reply.exit_code, waits) == ("node 7", 2, [])
+    assert (reply.error or "").startswith("node config state-dir: missing")
 
 
 @pytest.mark.parametrize(("kind", "wait"), [("join", 77.0), ("train", 5.0), ("evaluate", 5.0)])

@@ -303,7 +303,7 @@ def test_a_sites_error_does_not_tell_the_server_its_class_names_or_paths(
     join = Request("join", "fed", 0, experiment.to_json())
     reply = Node(Site("hospital", tmp_path / "state", data_dir=data), "fed").handle(join)
     assert reply.exit_code == 3
-    assert reply.error == f"{told}; its worker.log says why"
+    assert reply.error == f"{told}; its log says why"
     assert classes[0].strip()[:70] in caplog.text
     mine = Site("hospital", tmp_path / "state", data_dir=data, verbose_errors=True)
     assert classes[0].strip()[:70] in Node(mine, "fed").handle(join).error
@@ -332,6 +332,45 @@ def test_a_holdout_is_drawn_once_and_its_images_are_read_once(tmp_path, monkeypa
     held.write_bytes(held.read_bytes() + b"\n")  # Another run of the site holds out more.
     assert node.handle(join).error is None
     assert len(loads) == 2
+
+
+def test_a_folder_that_was_wrong_for_a_moment_is_read_anew_when_it_is_right_again(tmp_path):
+    """A renamed folder has the times and inodes that it had before."""
+    data = tmp_path / "ward-7"
+    for name in ("alpha", "flu"):
+        (data / "train" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40), (len(name), 9, 9)).save(data / "train" / name / "1.png")
+    experiment = load_experiment("quickstart", ["data.kind=folders", "clients=1"])
+    join = Request("join", "fed", 0, experiment.to_json())
+    node = Node(Site("hospital", tmp_path / "state", data_dir=data), "fed")
+    assert node.handle(join).error is None
+    long = "zeta " * 40
+    (data / "train" / "alpha").rename(data / "train" / long)
+    assert "E11" in (node.handle(join).error or "")
+    (data / "train" / long).rename(data / "train" / "alpha")
+    assert node.handle(join).error is None
+    loaded = node._loaded[1]
+    assert loaded.data.base_names == ("alpha", "flu")
+    reds = [int(image.float().mean((1, 2))[0].round()) for image in loaded.data.train.images]
+    labels = loaded.data.train.labels.tolist()
+    assert {r: loaded.data.base_names[n] for r, n in zip(reds, labels, strict=True)} == {
+        5: "alpha",
+        3: "flu",
+    }
+
+
+def test_a_site_can_go_back_as_far_as_the_server(setting):
+    experiment, shared, node = setting
+    site = node()
+    for round in range(1, 7):
+        site.handle(ask(experiment, shared, round=round))
+    # The server died in round 6 and has checkpoints 3, 4 and 5, of which only the oldest is whole.
+    assert site.generations.rounds() == [3, 4, 5, 6]
+    server = experiment.server.model_copy(update={"keep_checkpoints": 5})
+    more = experiment.model_copy(update={"server": server})
+    for round in range(7, 12):
+        site.handle(ask(more, shared, round=round))
+    assert site.generations.rounds() == [6, 7, 8, 9, 10, 11]
 
 
 def test_a_gpu_that_is_not_there_is_named_with_how_many_there_are(setting):
@@ -364,7 +403,7 @@ def test_a_crash_tells_the_server_its_kind_only(tmp_path, monkeypatch):
     experiment = load_experiment("quickstart", ["data.kind=folders", "clients=1"])
     node = Node(Site("hospital", tmp_path / "state", data_dir=tmp_path), "fed")
     reply = node.handle(Request("join", "fed", 0, experiment.to_json()))
-    assert reply.error == "it failed (KeyError); its worker.log says why"
+    assert reply.error == "it failed (KeyError); its log says why"
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_changed_policy_holds_from_the_next_request_on(site, experiment, kind)
     assert "rounds = 2 (max_rounds: 1)" in (node.handle(request).error or "")
     site.policy.write_text("max_round")
     reply = node.handle(request)
-    assert reply.error == "its data or state is unusable; its worker.log says why"
+    assert reply.error == "its data or state is unusable; its log says why"
     assert (reply.exit_code, reply.shared, reply.statistics) == (3, {}, {})
     site.policy.write_text("max_rounds: 2")
     assert node.handle(request).error is None
@@ -268,7 +268,7 @@ def test_a_wrong_policy_refuses_everything_and_the_log_says_why(
     assert "\n" not in line
     assert line.endswith("the site refuses everything until it is mended")
     reply = Node(site, "fed").handle(join(experiment()))
-    assert reply.error == "its data or state is unusable; its worker.log says why"
+    assert reply.error == "its data or state is unusable; its log says why"
     assert line in caplog.text
 
 

@@ -45,10 +45,10 @@ def test_every_key_of_the_node_config_arrives(tmp_path: Path) -> None:
     assert site.folder("fed-1") == tmp_path / "state" / "fed-1" / "clinic-7"
 
 
-def test_a_simulated_node_is_named_after_its_partition(tmp_path: Path) -> None:
-    config = {"partition-id": 4, "num-partitions": 10}
-    assert Site.from_node_config(config, tmp_path).name == "client-04"
-    assert Site.from_node_config(config, tmp_path, name="farm").name == "farm"
+def test_a_site_without_a_name_is_named_after_its_partition(tmp_path: Path) -> None:
+    config = {"partition-id": 4, "num-partitions": 10, "state-dir": str(tmp_path)}
+    assert Site.from_node_config(config).name == "client-04"
+    assert Site.from_node_config({**config, "client-name": "farm"}).name == "farm"
 
 
 @pytest.mark.parametrize(
@@ -175,4 +175,4 @@ def test_a_server_learns_the_code_of_unusable_data_and_no_name(
 ) -> None:
     site = Site("a", tmp_path, data and tmp_path / data)
     told = site.for_outside(SiteError(f"{code} /data: ... secret.png"))
-    assert str(told) == f"its data is unusable ({code}); its worker.log says why"
+    assert str(told) == f"its data is unusable ({code}); its log says why"

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 from PIL import Image
 
 from blend_core.config import parse_experiment
-from blend_core.state import KEPT, Generations
+from blend_core.state import Generations
 from deploy.checks import Check, Settings, failure, ok, runner, warning
 from deploy.checks import machine as machine_checks
 from deploy.checks import superlink as superlink_checks
@@ -348,6 +348,17 @@ def test_keys_in_the_layout_of_blend_keys_must_be_pairs_too(tmp_path):
     assert {check.level for check in key_checks(tmp_path).values()} == {"ok"}
 
 
+def test_an_old_ca_beside_its_successor_keeps_no_site_out(tmp_path):
+    folders = [tmp_path / name for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir()
+    old = Authority(folders[0], until=NOW - DAY).path
+    bundle = tmp_path / "bundle.crt"
+    bundle.write_bytes(old.read_bytes() + Authority(folders[1]).path.read_bytes())
+    assert root_certificates(bundle).level == "ok"
+    assert root_certificates(old).level == "failure"
+
+
 def test_a_servers_certificate_is_no_root(tmp_path):
     server, _ = Authority(tmp_path).server("fed.example")
     check = root_certificates(server)
@@ -488,6 +499,19 @@ def test_a_ca_whose_time_is_over_is_told_from_its_servers_certificate(tmp_path):
     assert check.advice.startswith("ask the server's operator for a new one")
 
 
+@pytest.mark.parametrize("content", [None, "junk"])
+def test_without_a_usable_ca_the_superlink_is_not_blamed(tmp_path, content):
+    authority = Authority(tmp_path)
+    root = tmp_path / "root.crt"
+    if content is not None:
+        root.write_text(content)
+    with server(authority.server("localhost")) as port:
+        check = link_check(f"localhost:{port}", root)
+    assert (check.level, check.done) == ("warning", True)
+    assert check.found == f"localhost:{port} answers; not tried with TLS"
+    assert root_certificates(root).level == "failure"
+
+
 def test_a_wrong_ca_is_named(tmp_path):
     (tmp_path / "other").mkdir()
     authority, other = Authority(tmp_path), Authority(tmp_path / "other")
@@ -574,7 +598,8 @@ def test_the_states_of_a_run_are_counted(small):
     ).parameter_counts()
     server, client = state_bytes(small)
     assert server == 4 * counts["shared"] * (3 + 1)
-    assert client == 4 * counts["private"] * (KEPT + 1)
+    # Of four rounds that are kept, one that is written, four that a resumed run abandoned.
+    assert client == 4 * counts["private"] * 9
     stale = parse_experiment({**small.to_json(), "server": {"aggregate_stale": True}})
     # Two clients' uploads beside the mean.
     assert state_bytes(stale)[0] == 3 * server

@@ -39,7 +39,9 @@ def test_an_example_ends_as_the_page_says(blend, command, lines, code):
 
 
 def test_signals_have_the_codes_of_the_page():
-    for number, code in re.findall(r"(Ctrl-C|SIGTERM) (?:is )?(\d+)", PAGE):
+    found = re.findall(r"(Ctrl-C|SIGTERM) (?:is )?(\d+)", PAGE)
+    assert {number for number, _ in found} == {"Ctrl-C", "SIGTERM"}
+    for number, code in found:
         assert Interrupted(2 if number == "Ctrl-C" else 15).exit_code == int(code)
     assert Interrupted(1).exit_code == 129
 

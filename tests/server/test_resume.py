@@ -168,7 +168,7 @@ def test_rounds_may_be_extended_also_of_a_finished_run(start, tmp_path) -> None:
 def test_a_run_that_was_killed_before_anything_is_simply_begun(start, tmp_path) -> None:
     start("cut", resume=True).run()
     assert results(tmp_path / "cut")["resumed_after_rounds"] == []
-    assert start("cut", resume=True).checkpoints.finished_round() == 4
+    assert start("cut", resume=True).checkpoints.newest_round() == 4
 
 
 def test_two_servers_in_one_folder_are_one_too_many(start, tmp_path) -> None:

@@ -96,6 +96,19 @@ def test_too_few_acceptable_replies_end_the_run_with_the_reasons(coordinator, tm
     assert (last["event"], last["exit_code"]) == ("failed", 1)
 
 
+def test_a_run_that_is_stopped_by_flower_says_so_in_its_journal(coordinator, tmp_path):
+    def stopped(name: str, request: Request) -> Reply:
+        if request.round == 2:
+            raise SystemExit(0)  # What Flower makes of `flwr stop`.
+        return honest(1)(name, request)
+
+    with pytest.raises(SystemExit):
+        coordinator({"a": stopped}).run()
+    last = events(tmp_path)[-1]
+    assert (last["event"], last["exit_code"]) == ("failed", 143)
+    assert last["message"].startswith("stopped from outside: by flwr stop, by a signal")
+
+
 def test_an_absent_client_is_recorded_and_evaluated_later(coordinator, tmp_path):
     def late(name: str, request: Request) -> Reply | None:
         return None if request.kind == "train" and request.round == 1 else honest(2)(name, request)
