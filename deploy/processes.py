@@ -63,7 +63,7 @@ def run_processes(
     with Family(workspace.environment(len(nodes)), workspace.logs) as family:
         superlink, port = start_superlink(family, workspace, start_timeout, nodes=nodes)
         submission = family.start("run", workspace.submit_command())
-        guard = _Nodes(family, port, nodes, on_event)
+        keeper = _Nodes(family, port, nodes, on_event)
         Watch(
             out,
             superlink,
@@ -71,7 +71,7 @@ def run_processes(
             experiment.server,
             start_timeout,
             on_event,
-            guard.check,
+            keeper.check,
             resume,
         ).until_end()
         wait_for(submission, FAREWELL_SECONDS)

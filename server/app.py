@@ -41,6 +41,6 @@ def main(grid: Grid, context: Context) -> None:
     echo = functools.partial(print, flush=True)
     coordinator = Coordinator(experiment, transport, out, federation, engine, started, echo, resume)
     transport.unfit = coordinator.unfit
-    transport.on_refused = coordinator.refuse_node
+    transport.on_refused = coordinator.note_refused
     transport.on_warning = coordinator.warn
     coordinator.run()

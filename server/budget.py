@@ -40,6 +40,8 @@ class Budget:
 
     Attributes:
         clipping_norm: of the next round.
+        repeated: rounds that were done again from damaged checkpoints; they were released twice,
+            with other noise if others answered, and count twice for everybody.
         stopped: why training ended before its last round; None if it did not.
     """
 
@@ -47,15 +49,21 @@ class Budget:
         self.experiment = experiment
         self.rounds: dict[str, int] = {}
         self.clipping_norm = experiment.privacy.clipping_norm
+        self.repeated = 0
         self.stopped: str | None = None
 
     def state(self) -> dict[str, Any]:
         """What a resumed run must know, as JSON data."""
-        return {"rounds": self.rounds, "clipping_norm": self.clipping_norm}
+        return {
+            "rounds": self.rounds,
+            "repeated": self.repeated,
+            "clipping_norm": self.clipping_norm,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` said."""
         self.rounds = dict(state["rounds"])
+        self.repeated = int(state.get("repeated", 0))
         self.clipping_norm = float(state["clipping_norm"])
 
     def spend(self, clients: Iterable[str]) -> None:
@@ -68,7 +76,8 @@ class Budget:
         privacy = self.experiment.privacy
         if privacy.kind == "none" or privacy.target_epsilon is None:
             return True
-        next_epsilon = self._epsilon(max(self.rounds.get(client, 0) for client in clients) + 1)
+        most = max(self.rounds.get(client, 0) for client in clients) + self.repeated
+        next_epsilon = self._epsilon(most + 1)
         if next_epsilon <= privacy.target_epsilon:
             return True
         self.stopped = (
@@ -82,7 +91,7 @@ class Budget:
         experiment, privacy = self.experiment, self.experiment.privacy
         if privacy.kind == "none":
             return None
-        most = max(self.rounds.values(), default=0)
+        most = max(self.rounds.values(), default=0) + self.repeated
         return {
             "kind": privacy.kind,
             "epsilon": self._epsilon(most),

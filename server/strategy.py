@@ -48,7 +48,7 @@ CHOSEN_ON_TEST = (
 )
 # Flower ends a ServerApp by a signal, whatever its reason.
 STOPPED = (
-    "stopped from outside: by flwr stop, by a signal, or by the SuperLink, which took the ServerApp "
+    "stopped from outside: by flwr stop, by a signal, or by the SuperLink, which took this process "
     "for dead (a clock that was set?); it can be resumed"
 )
 STOPPED_CODE = 128 + signal.SIGTERM
@@ -194,10 +194,7 @@ class Coordinator:
         self.last_round, self.upload_images = found.last_round, found.upload_images
         self.expected = found.members
         self.record.restore(found.record)
-        # Rounds whose checkpoints are damaged were released, and are again, with other noise if
-        # other clients answer: they count twice.
-        for _ in range(found.round, self.checkpoints.newest_round()):
-            self.record.budget.spend(found.members)
+        self.record.budget.repeated += self.checkpoints.newest_round() - found.round
         self.record.resumed_after.append(found.round)
         self.journal.write("resumed", round=found.round, of=self.experiment.rounds)
         return found.round, found.shared
@@ -206,7 +203,7 @@ class Coordinator:
         """Tell who watches the run."""
         self.journal.write("warning", message=message)
 
-    def refuse_node(self, client: str, reason: str) -> None:
+    def note_refused(self, client: str, reason: str) -> None:
         """Note a node that may not take part, or not with the name it gives."""
         after = len(self.record.rounds)
         self.record.refused_nodes.append({"after": after, "client": client, "reason": reason})
@@ -239,7 +236,7 @@ class Coordinator:
             self._partition,
             self.record.engine != "flower",
             self.journal,
-            self.refuse_node,
+            self.note_refused,
         )
         self.formation.gather(self.transport)
         self.members = self.formation.members

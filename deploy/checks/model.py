@@ -152,10 +152,10 @@ def state_bytes(experiment: Experiment) -> tuple[int, int]:
     kept = method.keeps_uploads or experiment.server.aggregate_stale
     shared = counts["shared"] * (1 + experiment.clients * kept)
     private = counts["private"] + counts["shared"] * method.keeps_uploads
-    kept = experiment.server.keep_checkpoints
+    rounds = experiment.server.keep_checkpoints
     # One more than is kept, for the newest is written before the oldest goes. A site keeps one
     # more than the server, and as many that a resumed run has abandoned.
-    return 4 * shared * (kept + 1), 4 * private * (2 * (kept + 1) + 1)
+    return 4 * shared * (rounds + 1), 4 * private * (2 * (rounds + 1) + 1)
 
 
 def _space(name: str, folder: Path, needed: int) -> Check:

@@ -295,6 +295,24 @@ def test_a_restart_changes_no_bit_and_resets_no_budget(start, tmp_path, clipping
     assert results(tmp_path / "secret")["shared_sha256"] != whole["shared_sha256"]
 
 
+@pytest.mark.parametrize("whole", [4, 0])
+def test_rounds_that_are_done_again_after_damage_count_twice(start, tmp_path, whole):
+    privacy = {**PRIVACY, "noise_from": "seed"}
+    server = {"max_change": 1e6, "keep_checkpoints": ROUNDS + 1}
+    start("run", WHO, privacy=privacy, server=server).run()
+    checkpoints = Checkpoints(tmp_path / "run").generations
+    for round in range(whole + 1, ROUNDS + 1):
+        checkpoints.path(round).write_bytes(b"")
+    start("run", WHO, resume=True, privacy=privacy, server=server).run()
+    most = ROUNDS + ROUNDS - whole
+    found = results(tmp_path / "run")["privacy"]
+    assert found["sampling"]["most_rounds_of_a_client"] == most
+    assert found["epsilon"] == pytest.approx(epsilon(1.0, most, 1e-5))
+    # It is not counted again when the run is resumed again.
+    start("run", WHO, resume=True, privacy=privacy, server=server).run()
+    assert results(tmp_path / "run")["privacy"] == found
+
+
 def test_a_resumed_run_does_not_go_on_without_its_key(start, tmp_path):
     start("run", WHO, rounds=1, server={"max_change": 1e6}).run()
     key = tmp_path / "run" / "noise.key"

@@ -368,6 +368,30 @@ def test_stale_uploads_enter_the_mean_if_asked_for(coordinator):
         assert set(checkpoint.uploads) == ({"a", "b"} if stale else set())
 
 
+def test_a_stale_upload_counts_by_the_images_it_was_made_of(coordinator, tmp_path):
+    """Not by those that its site had when it joined, nor when it joined a resumed run."""
+
+    def growing(name: str, request: Request) -> Reply | None:
+        if request.round == 2 and request.kind == "train":
+            return None
+        reply = honest(3 if request.kind == "train" else 1)(name, request)
+        reply.shared = {k: v * 0 + np.float32(5) for k, v in reply.shared.items()}
+        return reply
+
+    def one(name: str, request: Request) -> Reply:
+        reply = honest(1)(name, request)
+        reply.shared = {k: v * 0 + np.float32(1) for k, v in reply.shared.items()}
+        return reply
+
+    server = {"aggregate_stale": True, "min_replies": 1}
+    run = coordinator({"a": growing, "b": one}, server=server)
+    run.run()
+    checkpoint = run.checkpoints.load(2)
+    assert checkpoint.upload_images == {"a": 3, "b": 1}
+    # (3 * 5 + 1 * 1) / 4, although client a told of one image when it joined.
+    assert {float(v.flat[0]) for v in checkpoint.shared.values()} == {4.0}
+
+
 def scored(right: Mapping[int, int], part: Mapping[str, object] | None = None) -> Client:
     """A client with so many of 10 test images right in a round; none of 10 in others."""
 
