@@ -100,8 +100,9 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> list[str]:
             certificate.
         StateError: a file cannot be written.
     """
-    authority = load_certificate(folder / "ca" / "ca.crt")
-    key = _load_key(folder / "ca" / "ca.key", "bring the folder `ca` back for this")
+    back = "bring the folder `ca` back from where you keep it"
+    authority = load_certificate(folder / "ca" / "ca.crt", back)
+    key = _load_key(folder / "ca" / "ca.key", back)
     if key.public_key() != authority.public_key():
         raise ConfigError(f"{folder / 'ca'}: ca.key is not the key of ca.crt")
     if _until(days) > authority.not_valid_after_utc:
@@ -189,12 +190,14 @@ def public_key_file(folder: Path, name: str) -> Path:
     return folder / "public-keys" / f"{name}.pub"
 
 
-def load_certificate(path: Path) -> x509.Certificate:
-    """Read a PEM certificate. Raises `ConfigError` naming the file."""
+def load_certificate(
+    path: Path, missing: str = "blend keys create-federation makes it"
+) -> x509.Certificate:
+    """Read a PEM certificate. Raises `ConfigError` naming the file; `missing`: how to get it."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing; blend keys create-federation makes it") from None
+        raise ConfigError(f"{path} is missing; {missing}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:

@@ -14,6 +14,7 @@ import typer
 
 from blend_core.errors import BlendError, RunError, printable
 from deploy.options import Debug, Overrides, split_address
+from deploy.site_start import CA, read_settings
 from server.journal import JOURNAL
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ def doctor(
     keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of keys and certificates.")
     ] = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A site's folder: all of these as it says, and images."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, max=3600.0, help="Seconds that all checks may take.")
     ] = 28.0,
@@ -58,12 +63,18 @@ def doctor(
     from deploy.checks import Settings
     from deploy.checks.runner import examine, exit_code
 
+    if site is not None:
+        values = read_settings(site)
+        keys = keys or site
+        state_dir = state_dir or _path(values.get("state-dir"))
+        superlink = superlink or str(values.get("superlink", "")) or None
+    if root_certificates is None and keys is not None and (keys / CA).is_file():
+        root_certificates = keys / CA
     if superlink is not None:
         split_address("--superlink", superlink)
+    folders = (state_dir, superlink, root_certificates, keys, site and site.absolute())
     given = Settings(
-        config,
-        tuple(settings or ()),
-        *(None if v is None else str(v) for v in (state_dir, superlink, root_certificates, keys)),
+        config, tuple(settings or ()), *(None if v is None else str(v) for v in folders)
     )
     console = Console(highlight=False, markup=False)
     waiting = console.status("checking", spinner="line") if console.is_terminal else None
@@ -79,6 +90,10 @@ def doctor(
     else:
         _show(checks, console)
     raise typer.Exit(code)
+
+
+def _path(value: object) -> Path | None:
+    return Path(value) if isinstance(value, str) else None
 
 
 @contextmanager

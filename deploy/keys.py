@@ -66,6 +66,8 @@ client-name: "{name}"
 data-dir: /data/photos
 # Private model state. It must survive restarts, and a backup of it is worth having.
 state-dir: /var/lib/blend
+# Of this machine's second site, any port that is free; the first uses 9094.
+# port: 9095
 # What a server may ask of this site; see docs/sites.md.
 # policy: /etc/blend/policy.yaml
 """
@@ -160,6 +162,8 @@ def show(folder: Folder) -> None:
     """Show names, expiry and fingerprints of a federation's certificates and keys."""
     import datetime
 
+    from cryptography.hazmat.primitives import hashes
+
     from deploy import certificates
     from server.identity import fingerprint
 
@@ -169,7 +173,9 @@ def show(folder: Folder) -> None:
         end = certificate.not_valid_after_utc
         left = end - datetime.datetime.now(datetime.UTC)
         state = "ENDED" if left.days < 0 else f"{left.days} days left"
-        print(f"{title}: valid until {end:%Y-%m-%d}, {state}")
+        begin = certificate.not_valid_before_utc
+        print(f"{title}: valid from {begin:%Y-%m-%d %H:%M} UTC until {end:%Y-%m-%d}, {state}")
+        print(f"{title}: SHA256:{certificate.fingerprint(hashes.SHA256()).hex()}")
     print(f"SuperLink: for {', '.join(certificates.host_names(certificate))}")
     if not certificates.is_pair(folder / "superlink"):
         print("SuperLink: server.key is of another certificate; blend keys renew makes one for it")

@@ -50,7 +50,7 @@ def supernode_command(folder: Path) -> list[str]:
     from deploy.node_config import node_config
 
     folder = folder.absolute()
-    values = _settings(folder / SETTINGS)
+    values = read_settings(folder)
     superlink = values.pop("superlink", None)
     port = values.pop("port", RUNTIME_PORT)
     split_address(f"{folder / SETTINGS}: superlink", superlink)
@@ -73,9 +73,15 @@ def supernode_command(folder: Path) -> list[str]:
     ]
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What the `site.yaml` of a site's folder says.
+
+    Raises:
+        ConfigError: it is missing, no YAML, or a key has no value or no plain one.
+    """
     from blend_core.settings import yaml_value
 
+    path = folder / SETTINGS
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -26,6 +26,7 @@ class Settings:
         superlink: host:port.
         root_certificates: file of the CA that signed the SuperLink's certificate.
         keys: folder of keys and certificates.
+        site: a site's folder, whose images are looked at, too.
     """
 
     config: str | None = None
@@ -34,6 +35,7 @@ class Settings:
     superlink: str | None = None
     root_certificates: str | None = None
     keys: str | None = None
+    site: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,10 @@ from deploy.checks.machine import GIB, existing, size
 if TYPE_CHECKING:
     from blend_core.config import Experiment
     from blend_core.data.findings import Finding
+    from blend_core.data.folders import FolderOptions
 
+# Lines of `site.yaml` that are no node config.
+OF_START = ("superlink", "port")
 # Findings of one site that are shown.
 SHOWN = 2
 
@@ -64,6 +68,8 @@ def model(settings: Settings) -> Iterator[Check]:
     if fits:
         yield from _room(experiment, settings)
         yield from _data(experiment)
+    if settings.site is not None:
+        yield from _site_images(experiment, Path(settings.site))
 
 
 def _torch() -> Check:
@@ -179,29 +185,43 @@ def _data(experiment: Experiment) -> Iterator[Check]:
     elif data.kind != "folders":
         yield ok("data", f"{data.kind}: all files are there below {data.root}")
     elif data.root is not None:
-        for site in sorted(p for p in Path(data.root).iterdir() if p.is_dir()):
-            yield from _folder(experiment, site)
+        from blend_core.data.folders import FolderOptions
+        from blend_core.data.site_images import is_site
 
-
-def _folder(experiment: Experiment, folder: Path) -> Iterator[Check]:
-    from blend_core.data.folders import FolderOptions, examine
-    from blend_core.data.site_images import is_site
-
-    if not is_site(folder):
-        return
-    name, advice = f"data {folder.name}", f"blend data check {folder} says all"
-    yield begins(name, f"reading {folder}", advice, 0)
-    data = experiment.data
-    found = examine(
-        folder,
-        FolderOptions(
+        options = FolderOptions(
             data.label_space,
             tuple(data.classes),
             data.template,
             data.holdout,
             skip_bad=data.skip_bad,
-        ),
-    )
+        )
+        for folder in sorted(p for p in Path(data.root).iterdir() if is_site(p)):
+            yield from _folder(folder, options)
+
+
+def _site_images(experiment: Experiment, folder: Path) -> Iterator[Check]:
+    """The images of the site whose folder this is, read as the site reads them."""
+    from client.site import Site
+    from deploy.site_start import read_settings
+
+    try:
+        values = read_settings(folder)
+        site = Site.from_node_config({k: v for k, v in values.items() if k not in OF_START})
+    except ConfigError as error:
+        yield failure("site.yaml", str(error), "correct it", CONFIGURATION)
+        return
+    if site.data_dir is not None:
+        # Which images are held out is for the site itself to write down.
+        options = replace(site.folder_options(experiment), holdout_file=None)
+        yield from _folder(site.data_dir, options)
+
+
+def _folder(folder: Path, options: FolderOptions) -> Iterator[Check]:
+    from blend_core.data.folders import examine
+
+    name, advice = f"data {folder.name}", f"blend data check {folder} says all"
+    yield begins(name, f"reading {folder}", advice, 0)
+    found = examine(folder, options)
     if found.errors:
         yield failure(name, _first(found.errors), advice, SITE)
     elif found.findings:

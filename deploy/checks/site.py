@@ -41,7 +41,10 @@ def state_folder(folder: Path) -> Iterator[Check]:
         f"{lock.parent} (process {owner})" for lock in _locks(folder) if (owner := _owner(lock))
     ]
     if used:
-        advice = "a second SuperNode would be refused; end the first, or choose another folder"
+        advice = (
+            "a second SuperNode would be refused; end the first, or choose another folder (if this "
+            "is the site that runs, all is well)"
+        )
         yield failure(name, f"in use: {', '.join(used)}", advice, SITE)
         return
     clients = sorted({file.parent for file in folder.glob("*/*/round-*.safetensors")})

@@ -220,7 +220,7 @@ def test_renewal_keeps_the_ca_and_may_change_the_names(federation, blend):
     assert (federation / "superlink" / "ca.crt").read_bytes() == authority
     shutil.rmtree(federation / "ca")
     code, _, error = blend("keys", "renew", federation)
-    assert (code, "ca.crt is missing" in error) == (2, True)
+    assert (code, "ca.crt is missing; bring the folder `ca` back" in error) == (2, True)
 
 
 def test_renewal_replaces_one_file_so_that_key_and_certificate_always_fit(federation, blend):
