@@ -217,7 +217,7 @@ def _unpack(
                 raise ValueError(f"{name} is {str(value)[:80]!r}")
         if fields["kind"] not in get_args(Kind):
             raise ValueError(f"kind is {fields['kind'][:80]!r}")
-        if fields.get("error") == "":
+        if fields.get("error") is not None and not one_line(fields["error"]):
             raise ValueError("its error has no text")
         return fields, _unflatten(layout, vector)
     except Exception as error:  # Whatever the bytes were, they are no message of ours.

@@ -59,6 +59,8 @@ logger = logging.getLogger("blend.node")
 
 # In front of the names of a client's own newest upload, in its generations.
 UPLOAD = "upload/"
+# In the header of a generation: that its round started from another state than the last one.
+COLD = "cold_start"
 
 # What PyTorch's general errors say when memory runs out: of the machine, of a GPU at its start.
 OUT_OF_MEMORY = ("allocate memory", "CUDA error: out of memory")
@@ -138,7 +140,11 @@ class Node:
         # One more than the server may go back to: it may have died before it heard of this round.
         self.generations.keep = loaded.experiment.server.keep_checkpoints + 1
         # Durable before the reply: the server may commit the round as soon as it hears of it.
-        self.generations.save(request.round, {**private, **kept}, loaded.state_header)
+        header = loaded.state_header
+        if cold := statistics.get("cold_start"):
+            # Told again until a reply has counted; see `_state`.
+            header = {**header, COLD: {**cold, "round": request.round}}
+        self.generations.save(request.round, {**private, **kept}, header)
         statistics["private_sha256"] = tensors_sha256(private)
         # Also on a round that is done again: the same noise, drawn from the site's own key.
         sent = outgoing(
@@ -170,7 +176,7 @@ class Node:
             What the server must know of it: a cold start, or nothing.
         """
         _require_round(request, loaded.experiment.rounds)
-        newest, lost, state = self._state(request, loaded)
+        cold, state = self._state(request, loaded)
         upload = {n.removeprefix(UPLOAD): v for n, v in state.items() if n.startswith(UPLOAD)}
         restore(loaded.method.shared(), request.shared)
         restore(
@@ -178,60 +184,63 @@ class Node:
         )
         require_finite(request.payload)
         loaded.method.begin(request.payload, upload)
-        if lost is None:
+        if not cold:
             return {}
         logger.warning(
             "%s: cold start in round %d: the private state of round %d is lost, that of round %d "
             "is used",
             self.site.name,
             request.round,
-            lost,
-            newest,
+            cold["lost"],
+            cold["used"],
         )
-        return {"cold_start": {"lost": lost, "used": newest}}
+        return {"cold_start": cold}
 
-    def _state(self, request: Request, loaded: _Loaded) -> tuple[int, int | None, Tensors]:
+    def _state(self, request: Request, loaded: _Loaded) -> tuple[dict[str, int], Tensors]:
         """The newest intact generation before this round: private tensors and a kept upload.
 
         Returns:
-            Its round (0: none, the initial values), the round whose state is lost (None: none
-            is), and the tensors. A state that counted may be lost only if the experiment allows
-            cold starts; of a round that did not, the server asks for nothing.
+            Which round's state is "lost" and which was "used" instead (0: the initial values),
+            empty if none is lost; and the tensors. A state that counted may be lost only if the
+            experiment allows cold starts; of a round that did not, the server asks for nothing.
 
         Raises:
             LostStateError: that of the last round that counted is damaged or missing.
             SiteError: they were made by another method.
         """
-        damage, lost = "", None
+        damage, cold = "", {}
         try:
             found = self.generations.newest_before(request.round)
         except StateError as error:
-            damage, lost = str(error), error.round
-            intact = error.intact
+            damage, intact = str(error), error.intact
             found = None if intact is None else (intact, *self.generations.load(intact))
-        newest = found[0] if found else 0
-        if newest < request.last_round:
-            if loaded.experiment.state.on_missing == "fail":
-                raise LostStateError(
-                    damage
-                    or f"private state of round {request.last_round} is missing in "
-                    f"{self.generations.folder} (newest: {newest or 'none'}); restore the folder "
-                    "from a backup, or resume with state.on_missing=cold-start"
-                )
-            lost = request.last_round
-        if damage:
+            cold = {"lost": error.round or 0, "used": intact or 0}
             logger.warning("%s: %s", self.site.name, damage)
-        if found is None:
-            return 0, lost, loaded.initial_private
-        _, tensors, header = found
-        made_by = loaded.state_header
+        newest, tensors, header = found or (0, loaded.initial_private, {})
+        if newest < request.last_round:
+            cold = {"lost": request.last_round, "used": newest}
+            damage = damage or (
+                f"private state of round {request.last_round} is missing in "
+                f"{self.generations.folder} (newest: {newest or 'none'})"
+            )
+        elif not cold and header.get(COLD, {}).get("round", 0) > request.last_round:
+            # A round that started cold, and of which the server has heard nothing that counted.
+            cold = {key: header[COLD][key] for key in ("lost", "used")}
+            damage = f"private state of round {cold['lost']} was lost in round {newest}"
+        fails = loaded.experiment.state.on_missing == "fail"
+        if fails and cold and cold["used"] < request.last_round:
+            raise LostStateError(
+                f"{damage}; restore the folder from a backup, or resume with "
+                "state.on_missing=cold-start"
+            )
+        made_by = loaded.state_header if found else {}
         other = [key for key, value in made_by.items() if header.get(key) != value]
         if other:
             raise SiteError(
                 f"the private state in {self.generations.folder} was made with "
                 f"another {' and '.join(other)}; start a new federation"
             )
-        return newest, lost, tensors
+        return cold, tensors
 
     def _evaluate(self, loaded: _Loaded, method: Method) -> dict[str, Any]:
         start = time.time()
@@ -304,7 +313,7 @@ class _Loaded:
         # a run's settings stay what they were is for its server to see (`server.checkpoints`).
         settings = experiment.method.model_dump_json(exclude_defaults=True).encode()
         # What a private state belongs to; see `Node._state`.
-        self.state_header = {
+        self.state_header: dict[str, Any] = {
             "method": experiment.method.name,
             "settings of the method": hashlib.sha256(settings).hexdigest(),
             "backbone": _backbone_sha256(self.backbone),

@@ -40,6 +40,8 @@ KEYS = (
 )
 LABEL_SPACES = ("node", "federation")
 MAX_IDLE = 604_800.0
+# Of partitions. Flower carries no number of more than 64 bits.
+MAX_WHOLE = 1_000_000
 MAX_MEMORY = 100_000.0
 
 
@@ -236,8 +238,10 @@ def _whole(config: Mapping[str, Scalar], key: str, least: int) -> int | None:
     value = config.get(key)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"node config {key} = {value!r}: must be a whole number from {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_WHOLE:
+        raise ConfigError(
+            f"node config {key} = {value!r}: must be a whole number from {least} to {MAX_WHOLE}"
+        )
     return value
 
 

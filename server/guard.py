@@ -172,14 +172,14 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
     statistics = reply.statistics
     if unknown := sorted(set(statistics) - STATISTICS):
         return f"its statistics hold something unknown: {_shown(unknown[0])}"
-    counts = statistics.get("counts")
-    if counts is None and (request.evaluate or request.kind != "train"):
-        return "it holds no counts of right answers"
-    if counts is not None:
+    if "counts" in statistics:
+        counts = statistics["counts"]
         groups = ("local", "base", "novel")
         whole = isinstance(counts, dict) and sorted(counts) == sorted(groups)
         if not whole or not all(_is_count(counts[group]) for group in groups):
             return f"its counts of right answers are {_shown(counts)}"
+    elif request.evaluate or request.kind != "train":
+        return "it holds no counts of right answers"
     for key in ("train_span", "evaluate_span"):
         if key in statistics and not _is_span(statistics[key]):
             return f"its {key} is {_shown(statistics[key])}"
@@ -187,10 +187,9 @@ def _statistics_refusal(reply: Reply, request: Request) -> str | None:
     named = isinstance(training, dict) and len(training) <= 20 and all(map(is_plain_name, training))
     if not named or not all(_is_number(value) for value in training.values()):
         return f"its training statistics are {_shown(training)}"
-    if not _is_short_text(statistics.get("private_sha256", "")):
-        return "its private_sha256 is not a short text"
-    if not _is_short_text(statistics.get("backbone_sha256", "")):
-        return "its backbone_sha256 is not a short text"
+    for key in ("private_sha256", "backbone_sha256"):
+        if key in statistics and not _is_line(statistics[key]):
+            return f"its {key} is not a short text"
     if "data" in statistics and not _is_description(statistics["data"]):
         return f"its description of its data is {_shown(statistics['data'])}"
     if "cold_start" in statistics:

@@ -123,6 +123,11 @@ class Record:
         for client, reply in members.items():
             self._worker(client, reply)
 
+    def asked(self, client: str, round: int) -> bool:
+        """Whether a client was asked to train in a round that is done."""
+        rows = (row for done in self.rounds if done["round"] == round for row in done["clients"])
+        return any(row["client"] == client for row in rows)
+
     def round_done(
         self,
         round: int,

@@ -384,8 +384,10 @@ class Coordinator:
         Raises:
             SiteError: it is lost and `state.on_missing` is "fail".
         """
-        # Who has not counted in any round has nothing to lose; its word is a refusal like others.
-        if reply.statistics.get("state") != "lost" or request.last_round == 0:
+        # Who has not counted in any round has nothing to lose; its word is a refusal like others,
+        # and so is one about another round.
+        same = (reply.client, reply.kind, reply.round) == (client, request.kind, request.round)
+        if reply.statistics.get("state") != "lost" or request.last_round == 0 or not same:
             return
         reason = one_line(str(reply.error))
         self.journal.write("state_lost", round=request.round, client=client, reason=reason)
@@ -402,7 +404,11 @@ class Coordinator:
             self.record.cold_starts.append({"round": reply.round, "client": client, **cold})
 
     def _refusal(self, reply: Reply, request: Request, client: str) -> str | None:
-        return refusal(reply, request, client, self.method.private(), self.experiment.server)
+        reason = refusal(reply, request, client, self.method.private(), self.experiment.server)
+        cold = reply.statistics.get("cold_start")
+        if reason is None and cold is not None and not self.record.asked(client, cold["lost"]):
+            reason = "it speaks of a cold start that it may not make"
+        return reason
 
     def _requests(
         self, kind: Kind, round: int, shared: Tensors, clients: list[str], evaluate: bool

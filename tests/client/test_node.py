@@ -153,6 +153,29 @@ def test_a_damaged_state_may_be_replaced_by_the_one_before_if_the_policy_says_so
     assert reply.statistics["cold_start"] == {"lost": 2, "used": 1}
 
 
+def test_a_cold_start_is_told_until_a_reply_counts(setting):
+    """The reply of the round may be late or refused."""
+    experiment, shared, node = setting
+    allowed = experiment.model_copy(update={"state": StateConfig(on_missing="cold-start")})
+    site = node()
+    for round in (1, 2):
+        site.handle(ask(allowed, shared, round=round, last_round=round - 1))
+    for path in site.generations.folder.glob("round-*"):
+        path.unlink()
+    told = {"lost": 2, "used": 0}
+    for round in (3, 4):  # The server has heard neither.
+        reply = site.handle(ask(allowed, shared, round=round, last_round=2))
+        assert reply.statistics["cold_start"] == told
+    # By another process, and in an evaluation, too; with the policy changed it is an error again.
+    reply = node().handle(ask(allowed, shared, kind="evaluate", round=5, last_round=2))
+    assert reply.statistics["cold_start"] == told
+    failed = node().handle(ask(experiment, shared, round=5, last_round=2))
+    assert (failed.exit_code, failed.statistics) == (3, {"state": "lost"})
+    assert "private state of round 2 was lost in round 4; restore" in (failed.error or "")
+    reply = node().handle(ask(allowed, shared, round=5, last_round=4))
+    assert "cold_start" not in reply.statistics
+
+
 @pytest.mark.parametrize("policy", ["fail", "cold-start"])
 @pytest.mark.parametrize("counted", [0, 1])
 def test_damage_to_a_round_that_did_not_count_ends_nothing_and_is_told(setting, policy, counted):

@@ -250,6 +250,7 @@ def test_a_change_beyond_all_measure_is_refused():
         ({"client": "\ud800"}, np.zeros(0, np.float32)),
         ({"round": True}, np.zeros(0, np.float32)),
         ({"error": ""}, np.zeros(0, np.float32)),
+        ({"error": "\u200b \n"}, np.zeros(0, np.float32)),
         ({"client": "x" * 5_000_000}, np.zeros(0, np.float32)),
     ],
 )

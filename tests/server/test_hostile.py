@@ -48,6 +48,10 @@ def put(name: str, value: object) -> Spoil:
     return lambda reply, request: setattr(reply, name, value)
 
 
+def told(key: str, value: object) -> Spoil:
+    return lambda reply, request: reply.statistics.update({key: value})
+
+
 def tensor(make: Callable[[np.ndarray], np.ndarray]) -> Spoil:
     def spoil(reply: Reply, request: Request) -> None:
         reply.shared[first(reply)] = make(reply.shared[first(reply)])
@@ -77,6 +81,11 @@ CATALOGUE: dict[str, tuple[Spoil, str]] = {
     "norm": (scale(1e9), r"L2 norm\), allowed are \S+$"),
     "outlier": (scale(50.0), "server.max_change_ratio"),
     "error": (put("error", "no memory"), "no memory"),
+    "counts-null": (told("counts", None), "counts of right answers are None"),
+    "hash-painted": (told("private_sha256", "\x1b[2J"), "private_sha256 is not a short text"),
+    "hash-null": (told("private_sha256", None), "private_sha256 is not a short text"),
+    "unknown": (told("secret", 1), "statistics hold something unknown: secret"),
+    "cold-start": (told("cold_start", {"lost": 1, "used": 0}), "cold start that it may not make"),
 }
 
 

@@ -286,6 +286,41 @@ def test_lost_private_state_ends_the_run_with_3_and_the_run_goes_on_once_it_is_b
     assert cut["shared_sha256"] == whole["shared_sha256"]
 
 
+def test_who_was_not_asked_in_a_round_cannot_have_lost_it(start, tmp_path) -> None:
+    first: set[str] = set()
+
+    def claims(name: str, request: Request) -> Reply | None:
+        reply = WHO["b"](name, request)
+        if request.kind == "train" and request.round == 1:
+            first.add(name)
+        elif reply is not None and request.kind == "train" and name not in first:
+            reply.statistics["cold_start"] = {"lost": 1, "used": 0}
+        return reply
+
+    server = {"fraction": 0.67, "full_first_round": False}
+    start("cut", dict.fromkeys(WHO, claims), server=server).run()
+    found = results(tmp_path / "cut")
+    rows = [row for r in found["rounds"][1:] for row in r["clients"] if row["client"] not in first]
+    assert len(first) == 2
+    assert {row["status"] for row in rows} == {"refused"}
+    assert found["cold_starts"] == []
+
+
+@pytest.mark.parametrize("change", [{"client": "a"}, {"round": 77}, {"kind": "join"}])
+def test_a_loss_that_is_told_of_somebody_else_ends_nothing(start, tmp_path, change) -> None:
+    def claims(name: str, request: Request) -> Reply | None:
+        reply = losing(3)["b"](name, request)
+        if reply is not None and reply.error:
+            for key, value in change.items():
+                setattr(reply, key, value)
+        return reply
+
+    start("cut", {**WHO, "b": claims}).run()
+    found = results(tmp_path / "cut")
+    assert found["rounds"][2]["clients"][1]["status"] == "refused"
+    assert not [e for e in events(tmp_path / "cut") if e["event"] == "state_lost"]
+
+
 def test_who_never_counted_cannot_end_a_run_by_a_loss(start, tmp_path) -> None:
     start("cut", losing(1)).run()
     found = results(tmp_path / "cut")
