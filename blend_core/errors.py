@@ -6,6 +6,11 @@ what to do; `exit_code` is what the `blend` command ends with.
 
 from __future__ import annotations
 
+import errno
+
+# What the system says of a disk that is full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class BlendError(Exception):
     """Base of all errors with a message for people. `exit_code` 1: the run failed."""

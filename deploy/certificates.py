@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -40,7 +41,8 @@ LOOPBACK = "127.0.0.1"
 # A site whose clock is a little behind must not find the certificate not yet valid.
 _BACKDATED = datetime.timedelta(days=1)
 _CURVE = ec.SECP384R1()
-_HOST = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 # What renaming a folder onto something says (rename(2)); the last one onto a file.
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 _PRIVATE = 0o600
@@ -111,6 +113,11 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> list[str]:
             "give fewer days, or create a new federation"
         )
     superlink = folder / "superlink"
+    if load_certificate(superlink / "ca.crt") != authority:
+        raise ConfigError(
+            f"{superlink / 'ca.crt'} is not the CA in {folder / 'ca'}, and sites trust the file "
+            "that they were given; bring back the one that belongs here"
+        )
     hosts = hosts or host_names(load_certificate(superlink / "server.crt"))
     names = _alternative_names(hosts)
     new: Files = {}
@@ -122,6 +129,26 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> list[str]:
     new["server.crt"] = _server_certificate(server_key, key, authority, names, days)
     _write(superlink, new)
     return list(new)
+
+
+def _own_ca(superlink: Path) -> x509.Certificate:
+    """The CA that sites are given. Raises `ConfigError` if the SuperLink's is of another one."""
+    authority = load_certificate(superlink / "ca.crt")
+    if not is_signed(load_certificate(superlink / "server.crt"), authority):
+        raise ConfigError(
+            f"{superlink / 'ca.crt'} is not the CA of server.crt, so a site with it would trust "
+            "another server; bring back the one that belongs here"
+        )
+    return authority
+
+
+def is_signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether an authority has signed a certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def is_pair(superlink: Path) -> bool:
@@ -151,7 +178,7 @@ def add_site(folder: Path, name: str, texts: Mapping[str, str]) -> Path:
         ConfigError: no such federation, or the site exists.
         StateError: a file cannot be written.
     """
-    authority = load_certificate(folder / "superlink" / "ca.crt")
+    authority = _own_ca(folder / "superlink")
     public = public_key_file(folder, name)
     site = folder / "sites" / name
     if public.exists():
@@ -220,7 +247,12 @@ def _alternative_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     for host in [*hosts, LOOPBACK]:
         name: x509.GeneralName
         try:
-            name = x509.IPAddress(ipaddress.ip_address(host))
+            address = ipaddress.ip_address(host)
+            if address.is_unspecified:
+                raise ConfigError(
+                    f"--host {host}: no site can call this address; name the server's"
+                )
+            name = x509.IPAddress(address)
         except ValueError:
             # A name's last label has a letter; 10.0.0.500 is a mistyped address.
             if not _HOST.fullmatch(host) or not re.search(r"[A-Za-z]", host.rpartition(".")[2]):

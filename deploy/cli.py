@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from blend_core import __version__
-from blend_core.errors import BlendError, ConfigError, RunError
+from blend_core.errors import FULL, BlendError, ConfigError, RunError, SiteError
 from deploy.bench import bench
 from deploy.compare import compare
 from deploy.data import data
@@ -63,6 +63,11 @@ def main() -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in FULL:
+            where = error.filename or "a file"
+            why = f"cannot be written: {error.strerror}; make room, then start again"
+            _report(f"error: {where}: {why}")
+            sys.exit(SiteError.exit_code)
         hint = "" if debug else "; --debug shows where"
         _report(f"error: {type(error).__name__}: {error}{hint}")
         sys.exit(RunError.exit_code)
@@ -80,6 +85,7 @@ def blend(
 
 @app.command()
 def run(
+    context: typer.Context,
     config: Annotated[str | None, typer.Argument()] = None,
     engine: Annotated[
         Engine | None,
@@ -116,6 +122,7 @@ def run(
         from blend_core.data import dealt_data
         from blend_core.data.manifest import write_manifest
         from blend_core.settings import load_experiment
+        from blend_core.state import lock_folder
         from deploy.check import check
         from deploy.folder import (
             CONFIG,
@@ -124,6 +131,7 @@ def run(
             prepare_folder,
             reopen_folder,
             resumable,
+            store_config,
         )
         from deploy.loop import run_loop
         from deploy.processes import run_processes
@@ -147,6 +155,10 @@ def run(
             check(experiment)
         if resume is None:
             folder = prepare_folder(out, experiment)
+        # Two commands that go on with one run would share its processes' files.
+        context.with_resource(lock_folder(folder))
+        if resume is not None:
+            store_config(folder, experiment)
         random = f"{experiment.method.name}-{secrets.token_hex(6)}"
         federation = random if before is None else before.federation
         dealt = ""

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from blend_core.config import Experiment
-from blend_core.errors import ConfigError
+from blend_core.errors import FULL, ConfigError
 from blend_core.report.runs import RESULTS
 from blend_core.settings import load_experiment
-from blend_core.state import lock_folder, write_bytes_atomic
+from blend_core.state import StateError, lock_folder, write_bytes_atomic
 from deploy.options import Engine
 from server.checkpoints import Checkpoint, Checkpoints, require_same
 
@@ -42,16 +42,32 @@ def prepare_folder(out: Path | None, experiment: Experiment) -> Path:
         if out.exists() and not out.is_dir():
             raise ConfigError(f"--out {out}: is a file; name a new folder")
         if out.exists() and any(out.iterdir()):
-            raise ConfigError(f"--out {out}: not empty; name a new folder, or remove this one")
+            again = f", or go on with it: --resume {out}" if (out / CONFIG).is_file() else ""
+            raise ConfigError(
+                f"--out {out}: not empty; name a new folder, or remove this one{again}"
+            )
         out.mkdir(parents=True, exist_ok=True)
         # "x": of two runs that found the folder empty at the same moment, one gets it.
         with (out / CONFIG).open("x", encoding="utf-8") as file:
-            file.write(_yaml(experiment.to_json()))
+            try:
+                file.write(_yaml(experiment.to_json()))
+                file.flush()
+            except OSError:
+                (out / CONFIG).unlink()  # So that the same command can be given again.
+                raise
     except FileExistsError:
         raise ConfigError(f"--out {out}: another run has just taken it; start again") from None
     except OSError as error:
+        if error.errno in FULL:
+            what = f"{out}: cannot be written: {error.strerror}; make room, then start again"
+            raise StateError(what) from None
         raise ConfigError(f"--out {out}: {error.strerror}; name a folder you may write") from None
     return out
+
+
+def store_config(folder: Path, experiment: Experiment) -> None:
+    """Replace the configuration of a run that goes on. Raises `StateError`."""
+    write_bytes_atomic(folder / CONFIG, _yaml(experiment.to_json()).encode())
 
 
 def reopen_folder(
@@ -71,6 +87,8 @@ def reopen_folder(
     config = folder / CONFIG
     if not config.is_file():
         raise ConfigError(f"--resume {folder}: no run is there ({CONFIG} is missing)")
+    if config.stat().st_size == 0:
+        raise ConfigError(f"--resume {folder}: {CONFIG} is empty (a full disk?); begin a new run")
     experiment = load_experiment(str(config), overrides)
     checkpoints = Checkpoints(folder)
     if checkpoints.exist():
@@ -84,8 +102,6 @@ def reopen_folder(
                 f"--resume {folder}: the run was submitted with flwr run; submit it again with "
                 "resume=true in its --run-config"
             )
-    if overrides:
-        write_bytes_atomic(config, _yaml(experiment.to_json()).encode())
     return folder, experiment, before
 
 

@@ -168,8 +168,10 @@ def show(folder: Folder) -> None:
     from server.identity import fingerprint
 
     folder = folder.absolute()
-    for title, name in (("CA", "ca.crt"), ("SuperLink", "server.crt")):
-        certificate = certificates.load_certificate(folder / "superlink" / name)
+    superlink = folder / "superlink"
+    authority = certificates.load_certificate(superlink / "ca.crt")
+    server = certificates.load_certificate(superlink / "server.crt")
+    for title, certificate in (("CA", authority), ("SuperLink", server)):
         end = certificate.not_valid_after_utc
         left = end - datetime.datetime.now(datetime.UTC)
         state = "ENDED" if left.days < 0 else f"{left.days} days left"
@@ -177,6 +179,8 @@ def show(folder: Folder) -> None:
         print(f"{title}: valid from {begin:%Y-%m-%d %H:%M} UTC until {end:%Y-%m-%d}, {state}")
         print(f"{title}: SHA256:{certificate.fingerprint(hashes.SHA256()).hex()}")
     print(f"SuperLink: for {', '.join(certificates.host_names(certificate))}")
+    if not certificates.is_signed(certificate, authority):
+        print("SuperLink: its certificate is not signed by the CA in ca.crt, which sites trust")
     if not certificates.is_pair(folder / "superlink"):
         print("SuperLink: server.key is of another certificate; blend keys renew makes one for it")
     if left < certificates.SOON:

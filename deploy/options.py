@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from enum import StrEnum
 from typing import Annotated
@@ -45,7 +46,16 @@ def split_address(what: str, address: object) -> tuple[str, int]:
     found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if found is None or not 0 < int(found["port"]) < 65536:
         raise ConfigError(f"{what}: {address!r}: must be HOST:PORT, e.g. fl.example.org:9300")
-    return found["host"].strip("[]"), int(found["port"])
+    host = found["host"].strip("[]")
+    try:
+        # As a certificate has it: an IPv6 address in its short form.
+        host = str(ipaddress.ip_address(host))
+    except ValueError:
+        try:
+            host.encode("idna")
+        except UnicodeError as error:
+            raise ConfigError(f"{what}: {address!r}: no host has this name ({error})") from None
+    return host, int(found["port"])
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RECORD = "sweep.json"
 # What a run of any engine writes into its folder; anything else is somebody's and is kept.
-RUN_FILES = {"config.yaml", "events.jsonl", MANIFEST, "results.json"}
+RUN_FILES = {"config.yaml", "events.jsonl", "lock", MANIFEST, "results.json"}
 RUN_FOLDERS = {"checkpoints", "state", "flower", "logs"}
 MARKERS = r"sweep-[0-9a-f]{16}"
 # Seconds in which the runs of a sweep that was killed have ended, too; their reaper takes less.

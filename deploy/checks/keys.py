@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from deploy.certificates import SOON, host_names
+from deploy.certificates import SOON, host_names, is_signed
 from deploy.checks import CONFIGURATION, Check, Settings, failure, ok, warning
 from deploy.options import split_address
 
@@ -59,15 +59,18 @@ def key_folder(folder: Path, host: str | None) -> Iterator[Check]:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         checks += list(_read(path, f"keys {path.relative_to(folder)}", found))
     authorities = [c for cs in found.certificates.values() for c in cs if _is_authority(c)]
+    leaves = [cs[0] for cs in found.certificates.values() if not _is_authority(cs[0])]
     for path, certificates in found.certificates.items():
         name = f"keys {path.relative_to(folder)}"
         first = certificates[0]
         known = {key for at, key in found.private.items() if at.parent == path.parent}
-        if _is_authority(first):
-            checks.append(validity(name, first))
-        else:
+        if not _is_authority(first):
             trouble = _leaf_trouble(first, authorities, known, host)
-            checks.append(trouble_or_validity(name, first, trouble))
+        elif leaves and not any(is_signed(leaf, first) for leaf in leaves):
+            trouble = "has signed no certificate here", "bring back this federation's own CA"
+        else:
+            trouble = None
+        checks.append(trouble_or_validity(name, first, trouble))
     for path, key in found.public.items():
         name = f"keys {path.relative_to(folder)}"
         own = [found.private[p] for p in _private_paths(path) if p in found.private]
@@ -93,7 +96,7 @@ def root_certificates(path: Path) -> Check:
         advice = "name the file of the CA certificate (-----BEGIN CERTIFICATE-----)"
         return failure(name, f"{path}: holds no PEM certificate", advice, CONFIGURATION)
     # OpenSSL trusts these alone: CAs, and a server's certificate that nobody else has signed.
-    roots = [c for c in certificates if _is_authority(c) or _signed(c, c)]
+    roots = [c for c in certificates if _is_authority(c) or is_signed(c, c)]
     if not roots:
         what = f"{path}: holds no CA, but a {_kind(certificates[0])}"
         return failure(name, what, "name the CA's file, ca.crt", CONFIGURATION)
@@ -159,7 +162,7 @@ def _leaf_trouble(
     names = host_names(certificate)
     if _public_bytes(certificate.public_key()) not in private:
         return "no private key beside it fits", "put the key it was made with into this folder"
-    if authorities and not any(_signed(certificate, authority) for authority in authorities):
+    if authorities and not any(is_signed(certificate, authority) for authority in authorities):
         return "not signed by a CA in this folder", "sign it with this federation's CA"
     if not names:
         return "names no host", "make one with --host NAME: the subject's name does not count"
@@ -235,14 +238,6 @@ def _kind(certificate: x509.Certificate) -> str:
         return "CA certificate"
     names = ", ".join(host_names(certificate))
     return f"certificate for {names}" if names else "certificate"
-
-
-def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
 
 
 def _matches(name: str, host: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import yaml
 from blend_core import __version__
 from blend_core.errors import ConfigError, FormationError, RunError, SiteError
 from blend_core.settings import load_experiment
+from blend_core.state import lock_folder
 from deploy import cli, folder
 from deploy.check import check
 from deploy.signals import Interrupted, interruptible, uninterrupted
@@ -94,6 +96,52 @@ def test_a_folder_with_something_in_it_is_never_written_to(blend, tmp_path):
         == f"error: --out {tmp_path}/full: not empty; name a new folder, or remove this one\n"
     )
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["mine"]
+
+
+def test_a_full_disk_is_code_3_and_the_command_can_be_given_again(
+    blend, small, tmp_path, monkeypatch
+):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails(*_: object) -> None:
+        raise full
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("deploy.folder._yaml", fails)
+        code, _, errors = blend("run", small, "--engine", "loop", "--out", out)
+    line = "cannot be written: No space left on device; make room, then start again"
+    assert (code, errors.startswith(f"error: {out}: {line}")) == (3, True)
+    with monkeypatch.context() as patch:
+        full.filename = str(out / "flower")
+        patch.setattr("deploy.loop.run_loop", fails)
+        code, _, errors = blend("run", small, "--engine", "loop", "--out", out)
+    assert (code, errors) == (3, f"error: {out / 'flower'}: {line}\n")
+    # By now there is something to go on with, and the refusal says how.
+    code, _, errors = blend("run", small, "--engine", "loop", "--out", out)
+    assert (code, f"or go on with it: --resume {out}" in errors) == (2, True)
+    (out / "config.yaml").write_bytes(b"")
+    code, _, errors = blend("run", "--resume", out)
+    assert (code, "config.yaml is empty" in errors) == (2, True)
+
+
+def test_two_commands_cannot_go_on_with_one_run(blend, small, tmp_path):
+    out = tmp_path / "out"
+    assert blend("run", small, "--engine", "loop", "--out", out)[0] == 0
+    with lock_folder(out):
+        code, _, errors = blend("run", "--resume", out, "--set", "rounds=5")
+    assert (code, f"{out} is used by process {os.getpid()}" in errors) == (3, True)
+    assert yaml.safe_load((out / "config.yaml").read_text())["rounds"] != 5
+
+
+@pytest.mark.parametrize("wrong", [["--actors", "3"], ["--set", "server.aggregation=krum"]])
+def test_a_resumption_that_is_refused_changes_nothing(blend, small, tmp_path, wrong):
+    out = tmp_path / "out"
+    assert blend("run", small, "--engine", "loop", "--out", out)[0] == 0
+    before = (out / "config.yaml").read_bytes()
+    code, _, _ = blend("run", "--resume", out, "--set", "rounds=9", *wrong)
+    assert code == 2
+    assert (out / "config.yaml").read_bytes() == before
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(blend, tmp_path):

@@ -359,6 +359,57 @@ def test_an_old_ca_beside_its_successor_keeps_no_site_out(tmp_path):
     assert root_certificates(old).level == "failure"
 
 
+def test_a_ca_that_has_signed_nothing_here_is_named_although_the_right_one_is_there(tmp_path):
+    for name in ("ca", "superlink", "other"):
+        (tmp_path / name).mkdir()
+    authority = Authority(tmp_path / "ca")
+    server, private = authority.server("localhost")
+    for file in (server, private):
+        file.rename(tmp_path / "superlink" / file.name)
+    Authority(tmp_path / "other").path.rename(tmp_path / "superlink" / "ca.crt")
+    found = key_checks(tmp_path)
+    assert found["keys superlink/server.pem"].level == "ok"
+    assert found["keys ca/ca.crt"].level == "ok"
+    check = found["keys superlink/ca.crt"]
+    assert check.found == "CA certificate, has signed no certificate here"
+
+
+SITE = """\
+superlink: "localhost:9300"
+client-name: "ward"
+data-dir: {data}
+state-dir: {state}
+port: 9095
+"""
+
+
+def test_a_sites_folder_says_all_that_the_doctor_asks(blend, tmp_path, monkeypatch):
+    folder = tmp_path / "ward"
+    folder.mkdir()
+    authority = Authority(folder)
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_key(folder / "node.key", key, form=PrivateFormat.OpenSSH)
+    (folder / "site.yaml").write_text(
+        SITE.format(data=tmp_path / "photos", state=tmp_path / "state")
+    )
+    given = []
+    monkeypatch.setattr(
+        "deploy.checks.runner.examine", lambda settings, *_: given.append(settings) or []
+    )
+    assert blend("doctor", "--site", folder)[0] == 0
+    (settings,) = given
+    assert settings == Settings(
+        state_dir=str(tmp_path / "state"),
+        superlink="localhost:9300",
+        root_certificates=str(authority.path),
+        keys=str(folder),
+        site=str(folder),
+    )
+    (folder / "site.yaml").unlink()
+    code, _, error = blend("doctor", "--site", folder)
+    assert (code, "site.yaml is missing" in error) == (2, True)
+
+
 def test_a_servers_certificate_is_no_root(tmp_path):
     server, _ = Authority(tmp_path).server("fed.example")
     check = root_certificates(server)
@@ -523,13 +574,13 @@ def test_a_wrong_ca_is_named(tmp_path):
 # What needs torch
 
 
-def model_checks(experiment, tmp_path: Path, monkeypatch) -> dict[str, Check]:
+def model_checks(experiment, tmp_path: Path, monkeypatch, **given: str) -> dict[str, Check]:
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "experiment.yaml"
     config.write_text(
         yaml.safe_dump(experiment if isinstance(experiment, dict) else experiment.to_json())
     )
-    return last(model(Settings(config=str(config))))
+    return last(model(Settings(config=str(config), **given)))
 
 
 @pytest.fixture
@@ -631,6 +682,22 @@ def test_every_sites_folder_is_examined(tiny_experiment, tower, tmp_path, monkey
     assert (check.level, check.code) == ("failure", 3)
     assert check.found.startswith("E06")
     assert "blend data check" in check.advice
+
+
+def test_the_images_of_a_site_are_examined(small, tmp_path, monkeypatch):
+    folder = tmp_path / "ward"
+    folder.mkdir()
+    (tmp_path / "photos" / "train").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "photos" / "train" / "stray.png")
+    (folder / "site.yaml").write_text(
+        SITE.format(data=tmp_path / "photos", state=tmp_path / "state")
+    )
+    check = model_checks(small, tmp_path, monkeypatch, site=str(folder))["data photos"]
+    assert (check.level, check.code) == ("failure", 3)
+    assert "E0" in check.found
+    (folder / "site.yaml").write_text("client-name: [1]\n")
+    check = model_checks(small, tmp_path, monkeypatch, site=str(folder))["site.yaml"]
+    assert (check.level, check.code) == ("failure", 2)
 
 
 def test_a_missing_data_set_is_code_3(tiny_experiment, tower, tmp_path, monkeypatch):

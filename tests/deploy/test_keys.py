@@ -144,6 +144,21 @@ def test_a_folder_that_cannot_be_made_is_not_said_to_exist(federation, monkeypat
         certificates.create_federation(federation.parent / "other", ["a.org"], 1, {})
 
 
+@pytest.mark.parametrize("command", ["add-site", "renew", "show"])
+def test_a_foreign_ca_in_the_place_of_ours_is_named(federation, blend, tmp_path, command):
+    other = tmp_path / "other"
+    assert blend("keys", "create-federation", other, "--host", "b.org")[0] == 0
+    shutil.copy(other / "superlink" / "ca.crt", federation / "superlink" / "ca.crt")
+    code, said, error = blend(
+        "keys", command, federation, *(["x"] if command == "add-site" else [])
+    )
+    if command == "show":
+        assert (code, "not signed by the CA in ca.crt" in said) == (0, True)
+        return
+    assert (code, "ca.crt is not the CA " in error) == (2, True)
+    assert not (federation / "sites" / "x").exists()
+
+
 @pytest.mark.parametrize("inside", ["new", "deeper/new"])
 def test_a_file_in_the_place_of_the_folder_above_is_named(blend, tmp_path, inside):
     file = tmp_path / "file"

@@ -14,10 +14,17 @@ from deploy.options import split_address
         ("fl.example.org:9300", ("fl.example.org", 9300)),
         ("10.0.0.1:1", ("10.0.0.1", 1)),
         ("[fe80::1]:65535", ("fe80::1", 65535)),
+        ("[0:0:0:0:0:0:0:1]:9300", ("::1", 9300)),
     ],
 )
 def test_an_address_is_a_host_and_a_port(text, expected):
     assert split_address("--superlink", text) == expected
+
+
+@pytest.mark.parametrize("host", ["a..b", ".localhost", "a" * 70, f"{'a' * 64}.org"])
+def test_a_name_that_no_host_can_have_is_named(host):
+    with pytest.raises(ConfigError, match=r"^--superlink: .*: no host has this name"):
+        split_address("--superlink", f"{host}:9300")
 
 
 @pytest.mark.parametrize(
