@@ -19,8 +19,16 @@ from blend_core.config import Experiment, parse_experiment
 from blend_core.errors import ConfigError
 from blend_core.methods import method_names
 
-# Keys of the run-config that are not settings of the experiment.
-CARRIER_KEYS = ("experiment", "preset", "out", "federation", "engine", "started", "resume")
+# Keys of the run-config that are not settings of the experiment, and what they are for.
+CARRIER_KEYS = {
+    "experiment": "of the blend command: all settings at once",
+    "preset": "preset or YAML file whose values hold where nothing else is given",
+    "out": "new folder of the run, on the server",
+    "federation": "name of the run's folder of private state at the sites; unset: run-NUMBER",
+    "engine": "of the blend command",
+    "started": "of the blend command",
+    "resume": "true: go on with the run in out",
+}
 
 
 def experiment_from_run_config(settings: Mapping[str, Any]) -> Experiment:

@@ -19,7 +19,7 @@ from deploy.engine import COMPONENTS
 
 EMPTY = '""'
 # Flower's own local simulation has two nodes unless it is told otherwise.
-SET = {"clients": "2"}
+SET = {"clients": "2", "preset": '"quickstart"'}
 
 HEAD = """\
 [tool.flwr.app]
@@ -35,8 +35,7 @@ def app_config() -> str:
     """The TOML text, with one commented line per setting."""
     components = "".join(f'{key} = "{value}"\n' for key, value in COMPONENTS.items())
     lines = [HEAD + components, "[tool.flwr.app.config]"]
-    lines += [f'{key} = "{"quickstart" if key == "preset" else ""}"' for key in CARRIER_KEYS]
-    helps = {**dict(_settings(Experiment, "")), **_method_settings()}
+    helps = {**CARRIER_KEYS, **dict(_settings(Experiment, "")), **_method_settings()}
     lines += [f"{key} = {SET.get(key, EMPTY)} # {text}" for key, text in helps.items()]
     return "\n".join(lines) + "\n"
 
