@@ -74,6 +74,7 @@ class Machines:
             "--host 0.0.0.0 --port 9300": f"--host 127.0.0.1 --port {self.link}",
             "/var/lib/superlink/state.db": str(folder / "state.db"),
             "/etc/blend/superlink": str(self.keys / "superlink"),
+            "/etc/blend/ca.crt": str(self.keys / "superlink" / "ca.crt"),
             "/etc/blend/hospital-a": str(self.keys / "sites" / "hospital-a"),
             "keys create-federation federation": f"keys create-federation {self.keys}",
             "keys add-site federation": f"keys add-site {self.keys}",
