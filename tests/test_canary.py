@@ -253,15 +253,16 @@ def _window(loaded, reply):
 
 def _number(loaded, reply):
     if reply.kind == "train":
-        reply.statistics["norm"] = float(_value(loaded)[5])
+        reply.statistics["training"]["norm"] = float(_value(loaded)[5])
 
 
 def _name(loaded, reply):
-    reply.statistics["worst_class"] = loaded.data.base_names[0].upper()
+    # Where the guard lets a text pass; one under a key of its own it refuses.
+    reply.statistics["private_sha256"] = loaded.data.base_names[0].upper()
 
 
 def _path(loaded, reply):
-    reply.statistics["folder"] = str(loaded._site.data_dir)
+    reply.statistics["private_sha256"] = str(loaded._site.data_dir)[-100:]
 
 
 @pytest.mark.parametrize("extra", [_window, _number, _name, _path])
